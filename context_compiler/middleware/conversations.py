@@ -92,7 +92,7 @@ class RecordConversationStore(ConversationStore):
         log = [LogEntry(id=one.id, parent=one.parent_id, body=message_body(one.message)) for one in new_entries]
         work = partial(
             conversations.write_conversation,
-            given=self._conversation(record),
+            conversation=self._conversation(record),
             entries=log,
             expected=expected_revision,
             text_of=self._text,

@@ -155,39 +155,39 @@ SORTS: Mapping[str, str] = {
 
 def sessions_page(db: Database, wanted: SessionFilter, *, limit: int, offset: int = 0) -> tuple[list[SessionRow], int]:
     """A page of sessions in the order of `wanted.sort`, and the total number of matching sessions."""
-    where, given = _conditions(wanted, db.owner)
+    where, parameters = _conditions(wanted, db.owner)
     with db.snapshot():
-        (total,) = db.execute(f"SELECT count(*) FROM sessions s WHERE {where}", given).fetchone()
-        found = db.execute(
+        (total,) = db.execute(f"SELECT count(*) FROM sessions s WHERE {where}", parameters).fetchone()
+        numbers = db.execute(
             f"SELECT s.id FROM sessions s WHERE {where} ORDER BY {SORTS[wanted.sort]}, s.id DESC LIMIT ? OFFSET ?",
-            (*given, limit, offset),
+            (*parameters, limit, offset),
         ).fetchall()
-        order = [row["id"] for row in found]
+        order = [row["id"] for row in numbers]
         return [_session(row) for row in _in_order(db, f"{_SESSIONS} WHERE s.id", "GROUP BY s.id", order)], total
 
 
 def _conditions(wanted: SessionFilter, owner: str | None) -> tuple[str, list[object]]:
     """SQL condition on sessions `s`, and its parameters."""
-    conditions, given = ["1 = 1"], list[object]()
+    conditions, parameters = ["1 = 1"], list[object]()
     if owner is not None:
         conditions.append("s.owner = ?")
-        given.append(owner)
+        parameters.append(owner)
     if wanted.name:
         conditions.append("instr(lower(s.session_id), lower(?)) > 0")
-        given.append(rows.escape_surrogates(wanted.name))
+        parameters.append(rows.escape_surrogates(wanted.name))
     if wanted.status:
         conditions.append(
             "EXISTS (SELECT 1 FROM views v WHERE v.session = s.id AND (v.status = ? OR v.status LIKE ? || ';%'))"
         )
-        given += [wanted.status, wanted.status]
+        parameters += [wanted.status, wanted.status]
     for column, value in (("template_name", wanted.template), ("model_alias", wanted.model)):
         if value:
             conditions.append(f"EXISTS (SELECT 1 FROM context_summaries c WHERE c.session = s.id AND c.{column} = ?)")
-            given.append(rows.escape_surrogates(value))
+            parameters.append(rows.escape_surrogates(value))
     if wanted.among is not None:
         conditions.append("s.id IN (SELECT value FROM json_each(?))")
-        given.append(json.dumps(sorted(wanted.among)))
-    return " AND ".join(conditions), given
+        parameters.append(json.dumps(sorted(wanted.among)))
+    return " AND ".join(conditions), parameters
 
 
 def _in_order(db: Database, query: str, end: str, order: Sequence[int]) -> list[Any]:
@@ -225,31 +225,31 @@ def requests_page(
     db: Database, session: int | None, *, limit: int, offset: int = 0, status: str = ""
 ) -> tuple[list[RequestRow], int]:
     """A page of requests, newest first, and their total number; of all sessions if `session` is None."""
-    conditions, given = ["1 = 1"], list[object]()
+    conditions, parameters = ["1 = 1"], list[object]()
     if session is not None:
         conditions.append("v.session = ?")
-        given.append(session)
+        parameters.append(session)
     if status:
         conditions.append("(v.status = ? OR v.status LIKE ? || ';%')")
-        given += [status, status]
+        parameters += [status, status]
     if db.owner is not None:
         conditions.append("v.session IN (SELECT s.id FROM sessions s WHERE s.owner = ?)")
-        given.append(db.owner)
+        parameters.append(db.owner)
     where = " AND ".join(conditions)
     with db.snapshot():
-        (total,) = db.execute(f"SELECT count(*) FROM views v WHERE {where}", given).fetchone()
+        (total,) = db.execute(f"SELECT count(*) FROM views v WHERE {where}", parameters).fetchone()
         query = f"SELECT v.id FROM views v WHERE {where} ORDER BY v.id DESC LIMIT ? OFFSET ?"
-        page = [row[0] for row in db.execute(query, (*given, limit, offset))]
+        page = [row[0] for row in db.execute(query, (*parameters, limit, offset))]
         return requests_by_number(db, page), total
 
 
 def request_numbers(db: Database, session: int | None, after: int, limit: int) -> list[int]:
     """Row numbers above `after`, in ascending order, of the requests of a session, or of all if `session` is None."""
-    within, given = ("", ()) if session is None else ("v.session = ?4 AND ", (session,))
+    within, parameters = ("", ()) if session is None else ("v.session = ?4 AND ", (session,))
     query = "SELECT v.id FROM views v JOIN sessions s ON s.id = v.session"
     where = f"{within}v.id > ?1 AND {OWNED.format(3)}"
-    found = db.execute(f"{query} WHERE {where} ORDER BY v.id LIMIT ?2", (after, limit, db.owner, *given))
-    return [row[0] for row in found]
+    numbers = db.execute(f"{query} WHERE {where} ORDER BY v.id LIMIT ?2", (after, limit, db.owner, *parameters))
+    return [row[0] for row in numbers]
 
 
 def requests_by_number(db: Database, numbers: Sequence[int]) -> list[RequestRow]:
@@ -265,10 +265,10 @@ def newest_request(db: Database) -> int:
 def first_and_last(db: Database, sessions: Sequence[int] | None) -> list[str]:
     """Times of the first and the last request of some sessions, or of all for None; empty without requests."""
     where = "" if sessions is None else "WHERE v.session IN (SELECT value FROM json_each(?1))"
-    given = () if sessions is None else (json.dumps(sessions),)
-    ends = [db.execute(f"SELECT {end}(v.id) FROM views v {where}", given).fetchone()[0] for end in ("min", "max")]
-    found = (db.execute("SELECT v.created_at FROM views v WHERE v.id = ?", (end,)).fetchone() for end in ends)
-    return [row[0] for row in found if row is not None]
+    values = () if sessions is None else (json.dumps(sessions),)
+    ends = [db.execute(f"SELECT {end}(v.id) FROM views v {where}", values).fetchone()[0] for end in ("min", "max")]
+    times = (db.execute("SELECT v.created_at FROM views v WHERE v.id = ?", (end,)).fetchone() for end in ends)
+    return [row[0] for row in times if row is not None]
 
 
 def find_request(db: Database, number: int) -> tuple[RequestRow, Record] | None:
@@ -290,22 +290,22 @@ def neighbours(db: Database, request: RequestRow) -> tuple[int | None, int | Non
 
 def decisions(db: Database, request: RequestRow, limit: int) -> list[tuple[int, tuple[Drop, ...]]]:
     """Drops of earlier requests of the session that cut back the history, newest first, as `(row number, drops)`."""
-    found = db.execute(
+    requests = db.execute(
         "SELECT id, ledger FROM views WHERE session = ? AND id < ? AND (status LIKE 'compiled%'"
         " OR status LIKE 'fallback%' OR status LIKE 'floor_over_budget%') ORDER BY id DESC LIMIT ?",
         (request.session, request.id, limit),
     )
-    return [(row["id"], listed_drops(mapping_of(row["ledger"]))) for row in found]
+    return [(row["id"], listed_drops(mapping_of(row["ledger"]))) for row in requests]
 
 
 def listed_drops(ledger: Mapping[str, Any]) -> tuple[Drop, ...]:
     """Drops listed in the token breakdown of a request."""
     lines = cast("list[Mapping[str, Any]]", ledger.get("dropped") or [])
-    found: list[Drop] = []
+    drops: list[Drop] = []
     for line in lines:
         named = cast("list[Any]", line.get("what") or [])
-        found += [Drop(what=str(what), reason=str(line.get("reason", ""))) for what in named]
-    return tuple(found)
+        drops += [Drop(what=str(what), reason=str(line.get("reason", ""))) for what in named]
+    return tuple(drops)
 
 
 def find_compile(db: Database, number: int) -> tuple[int, Compile] | None:
@@ -328,17 +328,17 @@ def newest_raw_tip(db: Database, session: int) -> str | None:
     return None if row is None else row[0]
 
 
-def chain_nodes(db: Database, tip: str | None, session: int, known: Sequence[Node] = ()) -> list[Node]:
-    """Messages of a chain, oldest first; those shared with `known`, a chain of the same session, are not read again."""
+def chain_nodes(db: Database, tip: str | None, session: int, cached: Sequence[Node] = ()) -> list[Node]:
+    """Messages of a chain, oldest first; those shared with `cached`, a chain of the session, are not read again."""
     row = db.execute("SELECT position FROM nodes WHERE id = ?", (tip,)).fetchone()
     if row is None:
         return []
-    near = known[max(0, row[0] - NEAR) : row[0] + 1] or known[-1:]
-    found = db.execute(_FROM_KNOWN, (tip, json.dumps([node.id for node in near]))).fetchall()
+    near = cached[max(0, row[0] - NEAR) : row[0] + 1] or cached[-1:]
+    ancestors = db.execute(_FROM_KNOWN, (tip, json.dumps([node.id for node in near]))).fetchall()
     copies = dict(db.execute("SELECT node, content FROM copies WHERE session = ?", (session,)).fetchall())
-    fresh: list[Node] = [Node(row[0], copies.get(row[0], row[1]), row[2]) for row in reversed(found)]
-    begins: int = found[-1]["position"]
-    return [*known[:begins], *fresh] if fresh[0].id in {one.id for one in known[begins : begins + 1]} else fresh
+    fresh: list[Node] = [Node(row[0], copies.get(row[0], row[1]), row[2]) for row in reversed(ancestors)]
+    begins: int = ancestors[-1]["position"]
+    return [*cached[:begins], *fresh] if fresh[0].id in {node.id for node in cached[begins : begins + 1]} else fresh
 
 
 def last_nodes(db: Database, tip: str, count: int) -> list[Node]:
@@ -349,22 +349,22 @@ def last_nodes(db: Database, tip: str, count: int) -> list[Node]:
 
 def message_bodies(db: Database, nodes: Sequence[Node]) -> list[bytes]:
     """JSON of messages with their instructions, in the order of `nodes`."""
-    found = bodies(db, [node.content for node in nodes])
+    plain = bodies(db, [node.content for node in nodes])
     names = sorted({node.instructions for node in nodes if node.instructions is not None})
     texts = dict(zip(names, map(rows.to_text, bodies(db, names)), strict=True))
     return [
         body if node.instructions is None else rows.join_instructions(body, texts[node.instructions])
-        for node, body in zip(nodes, found, strict=True)
+        for node, body in zip(nodes, plain, strict=True)
     ]
 
 
 def bodies(db: Database, contents: Sequence[str]) -> list[bytes]:
     """Bodies by hash, in the order of `contents`; messages come without their instructions."""
-    found = db.execute(
+    stored = db.execute(
         "SELECT hash, body FROM contents WHERE hash IN (SELECT value FROM json_each(?))", (json.dumps(contents),)
     )
-    known = {row["hash"]: rows.unpack(row["body"]) for row in found}
-    return [known[name] for name in contents]
+    by_hash = {row["hash"]: rows.unpack(row["body"]) for row in stored}
+    return [by_hash[name] for name in contents]
 
 
 class RequestTips(NamedTuple):
@@ -378,12 +378,12 @@ class RequestTips(NamedTuple):
 
 def request_tips(db: Database, session: int) -> list[RequestTips]:
     """Tips of all requests of a session, oldest first; the view of a dry run is the raw history, which was sent."""
-    found = db.execute(
+    requests = db.execute(
         "SELECT id, turn_index, raw_tip, CASE WHEN substr(status, 1, 7) = 'dry_run' THEN raw_tip ELSE view_tip END"
         " FROM views WHERE session = ? ORDER BY id",
         (session,),
     )
-    return [RequestTips(*row) for row in found]
+    return [RequestTips(*row) for row in requests]
 
 
 Row = tuple[str, str | None, str, int, str | None]
@@ -391,45 +391,47 @@ Row = tuple[str, str | None, str, int, str | None]
 
 
 def session_nodes(
-    db: Database, session: int, tips: Iterable[RequestTips], known: Mapping[str, Row] | None = None
+    db: Database, session: int, tips: Iterable[RequestTips], cached: Mapping[str, Row] | None = None
 ) -> Mapping[str, Row]:
-    """All messages of some requests of a session, by id, parents first; messages in `known` are not read again."""
-    known = known or {}
-    ends = {tip for one in tips for tip in (one.raw_tip, one.view_tip) if tip is not None and tip not in known}
+    """All messages of some requests of a session, by id, parents first; messages in `cached` are not read again."""
+    cached = cached or {}
+    ends = {
+        tip for request in tips for tip in (request.raw_tip, request.view_tip) if tip is not None and tip not in cached
+    }
     if not ends:
-        return known
+        return cached
     # with as many ends as there are requests on the record, reading all messages at once is faster
     (newest,) = db.execute("SELECT max(id) FROM views").fetchone()
-    fresh = _read_by_scan(db, ends, known) if len(ends) >= newest else _read_by_level(db, ends, known)
+    fresh = _read_by_scan(db, ends, cached) if len(ends) >= newest else _read_by_level(db, ends, cached)
     for node, content in db.execute("SELECT node, content FROM copies WHERE session = ?", (session,)):
         if node in fresh:
             name, parent, _, position, instructions = fresh[node]
             fresh[node] = name, parent, content, position, instructions
-    return {**known, **{row[0]: row for row in sorted(fresh.values(), key=itemgetter(3))}}
+    return {**cached, **{row[0]: row for row in sorted(fresh.values(), key=itemgetter(3))}}
 
 
-def _read_by_scan(db: Database, ends: Iterable[str], known: Mapping[str, Row]) -> dict[str, Row]:
+def _read_by_scan(db: Database, ends: Iterable[str], cached: Mapping[str, Row]) -> dict[str, Row]:
     """Read all messages of the record in one query, and return those of the chains that end at `ends`."""
     every: dict[str, Row] = {row[0]: tuple(row) for row in db.execute(f"SELECT {_ROW} FROM nodes")}
     seen: dict[str, Row] = {}
     for tip in ends:
-        at: str | None = tip
-        while at is not None and at not in seen and at not in known and at in every:
-            seen[at] = every[at]
-            at = every[at][1]
+        name: str | None = tip
+        while name is not None and name not in seen and name not in cached and name in every:
+            seen[name] = every[name]
+            name = every[name][1]
     return seen
 
 
-def _read_by_level(db: Database, ends: set[str], known: Mapping[str, Row]) -> dict[str, Row]:
+def _read_by_level(db: Database, ends: set[str], cached: Mapping[str, Row]) -> dict[str, Row]:
     """Read the chains that end at `ends`: the first `LEVELS` levels one query each, the rest in one query."""
     seen: dict[str, Row] = {}
     for level in range(LEVELS + 1):
         if not ends:
             break
-        found = db.execute(_BY_ID if level < LEVELS else _WITH_ANCESTORS, (json.dumps(list(ends)),))
-        fresh: dict[str, Row] = {row[0]: tuple(row) for row in found}
+        nodes = db.execute(_BY_ID if level < LEVELS else _WITH_ANCESTORS, (json.dumps(list(ends)),))
+        fresh: dict[str, Row] = {row[0]: tuple(row) for row in nodes}
         seen |= fresh
-        ends = {row[1] for row in fresh.values() if row[1] is not None and row[1] not in seen and row[1] not in known}
+        ends = {row[1] for row in fresh.values() if row[1] is not None and row[1] not in seen and row[1] not in cached}
     return seen
 
 
@@ -466,28 +468,28 @@ def newest_conversations(db: Database) -> list[tuple[int, str, str, str]]:
 
     A row number may be reused after a deletion; the name or the creation time then differs.
     """
-    found = db.execute(
+    conversations = db.execute(
         "SELECT id, session_id, created_at, raw_tip FROM sessions WHERE owner = ? AND raw_tip NOT NULL"
         " ORDER BY id DESC LIMIT ?",
         (writer_of(db), CONVERSATIONS),
     )
-    return [(row[0], row[1], row[2], row[3]) for row in found]
+    return [(row[0], row[1], row[2], row[3]) for row in conversations]
 
 
-def messages_since(db: Database, tip: str, known: str | None, most: int) -> tuple[list[bytes], bool]:
-    """Messages after `known` and up to `tip`, at most the newest `most`, oldest first and without instructions.
+def messages_since(db: Database, tip: str, start: str | None, most: int) -> tuple[list[bytes], bool]:
+    """Messages after `start` and up to `tip`, at most the newest `most`, oldest first and without instructions.
 
-    The second value is True if they directly follow `known`.
+    The second value is True if they directly follow `start`.
     """
-    found = db.execute(
+    messages = db.execute(
         "WITH RECURSIVE up (id, parent, content, place) AS (SELECT id, parent, content, 1 FROM nodes WHERE id = ?1"
         " UNION ALL SELECT n.id, n.parent, n.content, up.place + 1 FROM up JOIN nodes n ON n.id = up.parent"
         " WHERE up.place < ?2 AND up.parent <> ?3)"
         " SELECT up.parent, t.body FROM up JOIN contents t ON t.hash = up.content ORDER BY up.place DESC",
-        (tip, most, known or ""),
+        (tip, most, start or ""),
     ).fetchall()
-    follows_known = bool(found) and known is not None and found[0][0] == known
-    return [rows.unpack(row[1]) for row in found], follows_known
+    follows = bool(messages) and start is not None and messages[0][0] == start
+    return [rows.unpack(row[1]) for row in messages], follows
 
 
 def root_of(db: Database, node: str) -> str | None:
@@ -503,31 +505,31 @@ def root_of(db: Database, node: str) -> str | None:
 
 def first_tips(db: Database, after: int = 0) -> list[tuple[int, str]]:
     """Sessions with a row number above `after`, as `(row number, raw tip of the first request)`."""
-    found = db.execute(
+    sessions = db.execute(
         "SELECT s.id, coalesce((SELECT v.raw_tip FROM views v WHERE v.session = s.id AND v.raw_tip NOT NULL"
         " ORDER BY v.id LIMIT 1), s.raw_tip) AS tip FROM sessions s WHERE s.id > ?1"
         f" AND {OWNED.format(2)}",
         (after, db.owner),
     )
-    return [(row[0], row[1]) for row in found if row[1] is not None]
+    return [(row[0], row[1]) for row in sessions if row[1] is not None]
 
 
-def common_length(db: Database, one: str | None, other: str | None) -> int:
+def common_length(db: Database, tip: str | None, other: str | None) -> int:
     """Length of the common beginning of two chains, in messages."""
 
-    def place(name: str | None) -> tuple[str | None, int]:
+    def parent_and_position(name: str | None) -> tuple[str | None, int]:
         row = db.execute("SELECT parent, position FROM nodes WHERE id = ?", (name,)).fetchone()
         return (None, -1) if row is None else (row[0], row[1])
 
-    (above, at), (other_above, other_at) = place(one), place(other)
-    while one != other:
-        if at >= other_at:
-            one = above
-            above, at = place(one)
+    (above, position), (other_above, other_position) = parent_and_position(tip), parent_and_position(other)
+    while tip != other:
+        if position >= other_position:
+            tip = above
+            above, position = parent_and_position(tip)
         else:
             other = other_above
-            other_above, other_at = place(other)
-    return at + 1
+            other_above, other_position = parent_and_position(other)
+    return position + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -547,7 +549,7 @@ def calls_in_progress(db: Database, session: int | None = None) -> list[ModelCal
 
     A call has ended when its compile is stored or its time limit has passed.
     """
-    found = db.execute(
+    calls = db.execute(
         "SELECT u.session, s.session_id, u.model, u.started_at, u.expires_at"
         " FROM under_way u JOIN sessions s ON s.id = u.session"
         f" WHERE u.expires_at > ?1 AND (?2 IS NULL OR u.session = ?2) AND {OWNED.format(3)} AND NOT EXISTS"
@@ -563,16 +565,16 @@ def calls_in_progress(db: Database, session: int | None = None) -> list[ModelCal
             started_at=rows.parse_stamp(row[3]),
             until=rows.parse_stamp(row[4]),
         )
-        for row in found
+        for row in calls
     ]
 
 
 def _session(row: Any) -> SessionRow:
-    given: dict[str, Any] = {**rows.mapping(row), "created_at": rows.readable_stamp(row["created_at"]) or rows.UNKNOWN}
-    given["last_at"] = rows.readable_stamp(row["last_at"])
-    given["messages"] = row["messages"] or 0
-    given |= {name: bool(row[name]) for name in ("layers", "managed")}
-    return SessionRow(**given)
+    fields: dict[str, Any] = {**rows.mapping(row), "created_at": rows.readable_stamp(row["created_at"]) or rows.UNKNOWN}
+    fields["last_at"] = rows.readable_stamp(row["last_at"])
+    fields["messages"] = row["messages"] or 0
+    fields |= {name: bool(row[name]) for name in ("layers", "managed")}
+    return SessionRow(**fields)
 
 
 def _request(row: Any) -> RequestRow:

@@ -69,25 +69,25 @@ def find_conversation(db: Database, conversation_id: str) -> StoredConversation 
     Raises:
         StoreError: The store works for every owner, and several owners have a conversation with that id.
     """
-    given = (db.owner, rows.escape_surrogates(conversation_id))
-    found = db.execute(f"{CONVERSATIONS} AND s.session_id = ?2 AND s.vault_name = ''", given).fetchall()
-    if len(found) > 1:
-        raise StoreError(f"{len(found)} owners have a conversation {conversation_id!r}: name the owner")
-    return _conversation(found[0]) if found else None
+    key = (db.owner, rows.escape_surrogates(conversation_id))
+    matches = db.execute(f"{CONVERSATIONS} AND s.session_id = ?2 AND s.vault_name = ''", key).fetchall()
+    if len(matches) > 1:
+        raise StoreError(f"{len(matches)} owners have a conversation {conversation_id!r}: name the owner")
+    return _conversation(matches[0]) if matches else None
 
 
 def conversations(db: Database, scope: str | None, limit: int | None) -> list[StoredConversation]:
     """Conversations of a scope, or of all scopes if it is None, newest first."""
-    found = db.execute(
+    matches = db.execute(
         f"{CONVERSATIONS} AND (?2 IS NULL OR c.scope = ?2) ORDER BY c.updated_at DESC, c.session DESC LIMIT ?3",
         (db.owner, scope, NO_LIMIT if limit is None else max(limit, 0)),
     )
-    return [_conversation(row) for row in found.fetchall()]
+    return [_conversation(row) for row in matches.fetchall()]
 
 
 def write_conversation(
     db: Database,
-    given: StoredConversation,
+    conversation: StoredConversation,
     entries: Sequence[LogEntry],
     expected: str | None,
     text_of: Callable[[bytes], str],
@@ -96,7 +96,7 @@ def write_conversation(
 
     Args:
         db: The record.
-        given: The new state of the conversation.
+        conversation: The new state of the conversation.
         entries: The new entries in order, each after its parent.
         expected: The revision that is stored now; None if the conversation is new.
         text_of: A function that returns the searchable text of a message from its JSON.
@@ -110,25 +110,25 @@ def write_conversation(
     """
     messages = [(entry, _message(entry, text_of)) for entry in entries]
     with db.transaction():
-        db.lock_name(rows.escape_surrogates(given.conversation_id))
-        db.lock_name(given.conversation_id)
-        known = find_conversation(db, given.conversation_id)
-        if (None if known is None else known.revision) != expected:
+        db.lock_name(rows.escape_surrogates(conversation.conversation_id))
+        db.lock_name(conversation.conversation_id)
+        stored = find_conversation(db, conversation.conversation_id)
+        if (None if stored is None else stored.revision) != expected:
             return False
-        if known is not None and known.scope != given.scope and db.owner is None:
-            raise StoreError(f"conversation {given.conversation_id!r}: its scope is its owner and cannot change")
-        after = entries[0].parent if entries else given.head
-        if given.head not in (after, *(entry.id for entry in entries)):
+        if stored is not None and stored.scope != conversation.scope and db.owner is None:
+            raise StoreError(f"conversation {conversation.conversation_id!r}: its scope is its owner and cannot change")
+        after = entries[0].parent if entries else conversation.head
+        if conversation.head not in (after, *(entry.id for entry in entries)):
             return False
         before = None if after is None else _owner_of_entry(db, after)
         if after is not None and before is None:
             return False
-        with _as_owner(db, given.scope or ""):
+        with _as_owner(db, conversation.scope or ""):
             copied = [] if after is None else _entries_to_copy(db, before, after, text_of)
-            session = session_row(db, session_key(db, given.conversation_id, ""), datetime.now(UTC))
+            session = session_row(db, session_key(db, conversation.conversation_id, ""), datetime.now(UTC))
             for entry, message in (*copied, *messages):
                 _write_entry(db, session, entry, message)
-            _write_row(db, session, given)
+            _write_row(db, session, conversation)
     return True
 
 
@@ -142,8 +142,8 @@ def read_log(db: Database, head: str, limit: int | None) -> list[LogEntry]:
 def whole_history(db: Database, session_id: str) -> list[bytes] | None:
     """Messages of a conversation, oldest first; None if there is no such conversation."""
     with db.snapshot():
-        given = (db.owner, rows.escape_surrogates(session_id))
-        row = db.execute(f"{CONVERSATIONS} AND s.session_id = ?2 AND s.vault_name = ''", given).fetchone()
+        key = (db.owner, rows.escape_surrogates(session_id))
+        row = db.execute(f"{CONVERSATIONS} AND s.session_id = ?2 AND s.vault_name = ''", key).fetchone()
         if row is None or row["head"] is None:
             return None if row is None else []
         return [entry.body for entry in _log(db, row["owner"], row["head"], None)]
@@ -151,7 +151,7 @@ def whole_history(db: Database, session_id: str) -> list[bytes] | None:
 
 def _log(db: Database, owner: str, head: str, limit: int | None) -> list[LogEntry]:
     """Entries of an owner's log up to `head`, oldest first, at most the last `limit`."""
-    found = db.execute(
+    entries = db.execute(
         "WITH RECURSIVE up (id, parent, node, content, place) AS ("
         " SELECT id, parent, node, content, 1 FROM entries WHERE owner = ?1 AND id = ?2"
         " UNION ALL SELECT e.id, e.parent, e.node, e.content, up.place + 1 FROM up"
@@ -161,7 +161,7 @@ def _log(db: Database, owner: str, head: str, limit: int | None) -> list[LogEntr
         " LEFT JOIN contents i ON i.hash = n.instructions ORDER BY up.place DESC",
         (owner, head, NO_LIMIT if limit is None else limit),
     )
-    return [_entry(row) for row in found.fetchall()]
+    return [_entry(row) for row in entries.fetchall()]
 
 
 def _entries_to_copy(
@@ -232,18 +232,26 @@ def _message(entry: LogEntry, text_of: Callable[[bytes], str]) -> NewMessage:
 def _write_entry(db: Database, session: int, entry: LogEntry, message: NewMessage) -> None:
     query = "SELECT e.node, n.position FROM entries e JOIN nodes n ON n.id = e.node WHERE e.owner = ? AND e.id = ?"
     parent = db.execute(query, (writer_of(db), entry.parent)).fetchone()
-    before, place = (None, 0) if parent is None else (parent["node"], parent["position"] + 1)
+    before, position = (None, 0) if parent is None else (parent["node"], parent["position"] + 1)
     name, content = stored_name(db, ids.exact_id(without_prefix(before), message.id)), stored_name(db, message.content)
-    write_message(db, replace(message, id=name, parent=before, position=place, content=content), session)
+    write_message(db, replace(message, id=name, parent=before, position=position, content=content), session)
     same = db.execute("SELECT content FROM nodes WHERE id = ?", (name,)).fetchone()["content"] == content
     row = (writer_of(db), entry.id, entry.parent, name, None if same else content)
     db.execute("INSERT INTO entries (owner, id, parent, node, content) VALUES (?, ?, ?, ?, ?)", row)
 
 
-def _write_row(db: Database, session: int, given: StoredConversation) -> None:
-    tips = [*(() if given.head is None else (given.head,)), *given.branches]
+def _write_row(db: Database, session: int, conversation: StoredConversation) -> None:
+    tips = [*(() if conversation.head is None else (conversation.head,)), *conversation.branches]
     db.execute("DELETE FROM conversations WHERE session = ?", (session,))
-    facts = (given.head, json.dumps(tips), given.state, given.revision, rows.stamp(given.updated_at))
-    insert(db, "conversations", (session, given.scope, *facts))
-    found = db.execute("SELECT node FROM entries WHERE owner = ? AND id = ?", (writer_of(db), given.head)).fetchone()
-    advance(db, session, None if found is None else found["node"])
+    facts = (
+        conversation.head,
+        json.dumps(tips),
+        conversation.state,
+        conversation.revision,
+        rows.stamp(conversation.updated_at),
+    )
+    insert(db, "conversations", (session, conversation.scope, *facts))
+    head = db.execute(
+        "SELECT node FROM entries WHERE owner = ? AND id = ?", (writer_of(db), conversation.head)
+    ).fetchone()
+    advance(db, session, None if head is None else head["node"])

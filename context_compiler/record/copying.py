@@ -97,11 +97,11 @@ async def copy_record(source: SQLStore, target: SQLStore, progress: Callable[[st
     changed, defects = list[tuple[str, Row]](), list[str]()
     await source.perform(_count)  # raises if there is no source, before the target is created
     before = await target.perform(_count)
-    async with aclosing(source.scoped(None).export()) as found:
-        async for table, page in _pages(found):
-            added, known, unequal = await target.perform(partial(_write_page, table=table, page=page, numbers=numbers))
+    async with aclosing(source.scoped(None).export()) as exported:
+        async for table, page in _pages(exported):
+            added, mapped, unequal = await target.perform(partial(_write_page, table=table, page=page, numbers=numbers))
             if table in numbers:
-                numbers[table] |= known
+                numbers[table] |= mapped
             changed += [(table, row) for row in unequal]
             copied[table] += added
             present[table] += len(page) - added
@@ -130,10 +130,10 @@ async def copy_record(source: SQLStore, target: SQLStore, progress: Callable[[st
     return CopyResult(copied=dict(copied), present=dict(present), defects=(*defects, *await target.verify()))
 
 
-async def _pages(found: AsyncIterator[Row]) -> AsyncIterator[tuple[str, list[Row]]]:
+async def _pages(exported: AsyncIterator[Row]) -> AsyncIterator[tuple[str, list[Row]]]:
     """Group rows into pages of at most `PAGE` rows, each page from one table."""
     table, page = "", list[Row]()
-    async for row in found:
+    async for row in exported:
         if page and (row["table"] != table or len(page) == PAGE):
             yield table, page
             page = []
@@ -152,10 +152,10 @@ def _write_page(db: Database, table: str, page: Sequence[Row], numbers: Numbers)
     with db.transaction():
         if table in SEALED:
             return _write_sealed(db, table, page, numbers)
-        given = [_renumber(row, numbers) for row in page]
+        new_rows = [_renumber(row, numbers) for row in page]
         if table == "contents":
-            given = [{"hash": row["hash"], "body": rows.pack(rows.to_bytes(row["body"]))} for row in page]
-        columns = list(given[0])
+            new_rows = [{"hash": row["hash"], "body": rows.pack(rows.to_bytes(row["body"]))} for row in page]
+        columns = list(new_rows[0])
         query = f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
         if table == "copies":
             query = (
@@ -163,16 +163,16 @@ def _write_page(db: Database, table: str, page: Sequence[Row], numbers: Numbers)
                 " ON CONFLICT (session, node) DO UPDATE SET content = excluded.content"
             )
             columns = ["session", "node", "content"]
-        db.executemany(query, [[row[column] for column in columns] for row in given])
+        db.executemany(query, [[row[column] for column in columns] for row in new_rows])
         if table not in CHANGING:
             return 0, {}, ()
-        return 0, {}, [row for row in given if _differs(row, _target_row(db, table, row), table)]
+        return 0, {}, [row for row in new_rows if _differs(row, _target_row(db, table, row), table)]
 
 
 def _target_row(db: Database, table: str, row: Row) -> Row:
     """Read the target's row with the same key as a source row, joined with the name and owner of its session."""
     if table == "sessions":
-        query, given = "SELECT * FROM sessions WHERE id = ?", [row["id"]]
+        query, key = "SELECT * FROM sessions WHERE id = ?", [row["id"]]
     else:
         names = KEYS.get(table, ("session",))
         query = (
@@ -180,8 +180,8 @@ def _target_row(db: Database, table: str, row: Row) -> Row:
             f" FROM {table} t JOIN sessions s ON s.id = t.session"
             f" WHERE {' AND '.join(f't.{name} = ?' for name in names)}"
         )
-        given = [row[name] for name in names]
-    return rows.mapping(db.execute(query, given).fetchone())
+        key = [row[name] for name in names]
+    return rows.mapping(db.execute(query, key).fetchone())
 
 
 def _differs(row: Row, current: Row, table: str) -> bool:
@@ -197,11 +197,11 @@ def _has_diverged(db: Database, table: str, current: Row, row: Row) -> bool:
         return current["updated_at"] > row["updated_at"] or any(
             db.execute(query, (current["owner"], tip)).fetchone() is None for tip in json.loads(current["tips"])
         )
-    known = (
+    reachable = (
         current[column] is None or db.execute(f"SELECT 1 FROM {named} WHERE id = ?", (current[column],)).fetchone()
         for column, named in ENDS.get(table, ())
     )
-    return table == "actions" or not all(known)
+    return table == "actions" or not all(reachable)
 
 
 def _update(db: Database, table: str, current: Row, row: Row) -> None:
@@ -230,9 +230,9 @@ def _keep_reachable(db: Database, table: str, current: Row, row: Row) -> None:
     with db.transaction():
         if table == "conversations":
             tips: list[str] = json.loads(current["tips"])
-            found = db.execute(LOG, (json.dumps(tips), current["owner"])).fetchall()
-            known = {one[0] for one in found}
-            further = [tip for tip in json.loads(row["tips"]) if tip not in known]
+            entries = db.execute(LOG, (json.dumps(tips), current["owner"])).fetchall()
+            reachable = {entry[0] for entry in entries}
+            further = [tip for tip in json.loads(row["tips"]) if tip not in reachable]
             if further:
                 query = "UPDATE conversations SET tips = ? WHERE session = ?"
                 db.execute(query, (json.dumps([*tips, *further]), current["session"]))
@@ -255,7 +255,7 @@ def _renumber(row: Row, numbers: Numbers) -> dict[str, Any]:
 
 def _write_sealed(db: Database, table: str, page: Sequence[Row], numbers: Numbers) -> Written:
     """Write the sealed rows of a table that the target does not have, with new numbers and seals."""
-    columns, added, known, unequal = SEALED[table], 0, dict[int, int](), list[Row]()
+    columns, added, new_numbers, unequal = SEALED[table], 0, dict[int, int](), list[Row]()
     for row in page:
         if not rows.is_sealed(row["id"], [row[column] for column in columns], row["seal"]):
             raise StoreError(f"{table} {row['id']} of the source was changed since it was written; verify it")
@@ -272,14 +272,14 @@ def _write_sealed(db: Database, table: str, page: Sequence[Row], numbers: Number
         elif table in CHANGING:
             new = {**new, "id": number}
             unequal += [new] if _differs(new, _target_row(db, table, new), table) else []
-        known[row["id"]] = number
-    return added, known, unequal
+        new_numbers[row["id"]] = number
+    return added, new_numbers, unequal
 
 
 def _without_used_key(db: Database, row: Row) -> Row:
     """Return the row of a compile, without its cache key if another compile in the target has the same key."""
-    found = db.execute("SELECT 1 FROM context_summaries WHERE cache_key = ?", (row["cache_key"],)).fetchone()
-    if found is None:
+    other = db.execute("SELECT 1 FROM context_summaries WHERE cache_key = ?", (row["cache_key"],)).fetchone()
+    if other is None:
         return row
     return {**row, "cache_key": None, "status": f"{row['status']}; cache_key: of another answer"}
 
@@ -290,8 +290,8 @@ def _renumber_compile(db: Database, table: str, row: Row, numbers: Numbers) -> d
         return {**row, "state": _renumber_state(row["state"], numbers)}
     if table != "cycles":
         return {**row}
-    found = db.execute("SELECT body FROM contents WHERE hash = ?", (row["state"],)).fetchone()
-    before = "" if found is None else rows.to_text(rows.unpack(found["body"]))
+    stored = db.execute("SELECT body FROM contents WHERE hash = ?", (row["state"],)).fetchone()
+    before = "" if stored is None else rows.to_text(rows.unpack(stored["body"]))
     state = _renumber_state(before, numbers)
     if state == before:
         return {**row}
@@ -304,12 +304,12 @@ def _renumber_compile(db: Database, table: str, row: Row, numbers: Numbers) -> d
 def _renumber_state(state: str, numbers: Numbers) -> str:
     """Replace the row number of the compile in the state of a cycle, or of an action that contains a cycle."""
     try:
-        given: Any = json.loads(state)
+        parsed: Any = json.loads(state)
     except ValueError:
         return state
-    if not isinstance(given, dict):
+    if not isinstance(parsed, dict):
         return state
-    data, number = cast("dict[str, Any]", given), cast("dict[str, Any]", given).get("summary_id")
+    data, number = cast("dict[str, Any]", parsed), cast("dict[str, Any]", parsed).get("summary_id")
     if isinstance(data.get("cycle"), str):
         new = {"cycle": _renumber_state(data["cycle"], numbers)}
     elif isinstance(number, int):
@@ -324,13 +324,13 @@ def _number_of(db: Database, table: str, row: Row) -> int | None:
     """Find the number of a row in the target by its key; None if it is not there."""
     if row.get("cache_key") is not None:
         query = "SELECT id FROM context_summaries WHERE cache_key = ? AND raw_output = ?"
-        if (found := db.execute(query, (row["cache_key"], row["raw_output"])).fetchone()) is not None:
-            return int(found["id"])
+        if (stored := db.execute(query, (row["cache_key"], row["raw_output"])).fetchone()) is not None:
+            return int(stored["id"])
     names = KEYS[table]
     same = (f"{name} = ?" if name in NUMERIC else f"ifnull({name}, '') = ifnull(?, '')" for name in names)
     query = f"SELECT rowid AS id FROM {table} WHERE {' AND '.join(same)}"
-    found = db.execute(query, [row[name] for name in names]).fetchone()
-    return None if found is None else int(found["id"])
+    stored = db.execute(query, [row[name] for name in names]).fetchone()
+    return None if stored is None else int(stored["id"])
 
 
 def _add_live_memory(db: Database, session: int, memory: str, terms: str | None) -> None:

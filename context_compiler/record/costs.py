@@ -32,13 +32,13 @@ class RequestCost:
 
 def request_cost(record: Record) -> RequestCost:
     """Compute the input cost of a recorded request."""
-    given = input_price(record)
-    price = highest_price(given.model, given.provider)
+    pricing = input_price(record)
+    price = highest_price(pricing.model, pricing.provider)
     sent = everything = None
     if price is not None:
-        sent = price.cost(record.tokens_sent, cached=given.cached)
-        everything = price.cost(record.tokens_raw, cached=given.cached_raw)
-    return RequestCost(model=given.model, sent=sent, everything=everything, cached=given.cached)
+        sent = price.cost(record.tokens_sent, cached=pricing.cached)
+        everything = price.cost(record.tokens_raw, cached=pricing.cached_raw)
+    return RequestCost(model=pricing.model, sent=sent, everything=everything, cached=pricing.cached)
 
 
 def _cost_of_sums(sums: RequestSums) -> RequestCost:
@@ -80,10 +80,10 @@ class Costs:
     @property
     def text(self) -> str:
         """The costs in one line, for people."""
-        known = self.sent is not None or self.everything is not None
+        is_priced = self.sent is not None or self.everything is not None
         parts = [
-            *([f"{dollars(self.sent)} sent"] if known else []),
-            *([f"{dollars(self.everything)} if everything had been sent, with the cache"] if known else []),
+            *([f"{dollars(self.sent)} sent"] if is_priced else []),
+            *([f"{dollars(self.everything)} if everything had been sent, with the cache"] if is_priced else []),
             f"{dollars(self.compiles)} for compiles",
         ]
         if self.priced < self.requests and self.priced:
@@ -95,15 +95,15 @@ class Costs:
 
 def add_costs(sums: Iterable[RequestSums], made: Iterable[MadeCompile]) -> Costs:
     """Add up the costs of requests and of compiles, each of which counts once."""
-    found = [(one.requests, _cost_of_sums(one)) for one in sums if one.requests]
-    compiles = [(one.model, cost_of(one.model, one.usage)) for one in made]
-    unknown = {cost.model or NO_MODEL for _, cost in found if cost.sent is None}
+    costs = [(entry.requests, _cost_of_sums(entry)) for entry in sums if entry.requests]
+    compiles = [(entry.model, cost_of(entry.model, entry.usage)) for entry in made]
+    unknown = {cost.model or NO_MODEL for _, cost in costs if cost.sent is None}
     unknown |= {model for model, cost in compiles if cost is None}
     return Costs(
-        requests=sum(count for count, _ in found),
-        priced=sum(count for count, cost in found if cost.sent is not None),
-        sent=_total([cost.sent for _, cost in found]),
-        everything=_total([cost.everything for _, cost in found]),
+        requests=sum(count for count, _ in costs),
+        priced=sum(count for count, cost in costs if cost.sent is not None),
+        sent=_total([cost.sent for _, cost in costs]),
+        everything=_total([cost.everything for _, cost in costs]),
         compiles=_total([cost for _, cost in compiles]) if compiles else Decimal(0),
         unknown=tuple(sorted(unknown)),
     )

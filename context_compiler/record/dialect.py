@@ -58,7 +58,7 @@ def translate(sql: str, schema: str, nulls: frozenset[int] = NO_NULLS) -> Statem
     number = NUMBERS.get(first[3].lower(), "id") if first else "id"
     markers = _Markers(nulls=nulls)
     parts = _LITERAL.split(re.sub(r"\browid\b", number, sql))
-    text = "".join(part if at % 2 else _words(markers.replace(part), schema) for at, part in enumerate(parts)).strip()
+    text = "".join(part if i % 2 else _words(markers.replace(part), schema) for i, part in enumerate(parts)).strip()
     if "INSERT OR IGNORE" in text:
         text = text.replace("INSERT OR IGNORE", "INSERT") + " ON CONFLICT DO NOTHING"
     return Statement(
@@ -88,12 +88,12 @@ class _Markers:
         return _MARKER.sub(lambda found: self._translate(found[0]), text)
 
     def _translate(self, text: str) -> str:
-        if found := _LIST.fullmatch(text):
-            return f"= ANY({self._marker(found[1], is_list=True)})"
-        if found := _TIPS.fullmatch(text):
-            return f"unnest({self._marker(found[1], is_list=True)}::text[]) WITH ORDINALITY AS tip (value, key)"
-        if found := _NULL.fullmatch(text):
-            return "TRUE" if int(self._marker(found[1])[1:]) - 1 in self.nulls else "FALSE"
+        if match := _LIST.fullmatch(text):
+            return f"= ANY({self._marker(match[1], is_list=True)})"
+        if match := _TIPS.fullmatch(text):
+            return f"unnest({self._marker(match[1], is_list=True)}::text[]) WITH ORDINALITY AS tip (value, key)"
+        if match := _NULL.fullmatch(text):
+            return "TRUE" if int(self._marker(match[1])[1:]) - 1 in self.nulls else "FALSE"
         return self._marker(text)
 
     def _marker(self, text: str, *, is_list: bool = False) -> str:
@@ -133,7 +133,7 @@ def words_of(text: str) -> list[str]:
     """Split a string into words as the search index stores them: without case and accents."""
     bare = text.casefold()
     if not bare.isascii():
-        bare = "".join(one for one in unicodedata.normalize("NFKD", bare) if not unicodedata.combining(one))
+        bare = "".join(char for char in unicodedata.normalize("NFKD", bare) if not unicodedata.combining(char))
     return [word[:MAX_WORD_LENGTH] for word in re.findall(r"[^\W_]+", bare)]
 
 
@@ -141,7 +141,9 @@ def indexed_words(text: str) -> list[str]:
     """Return the words of a string in PostgreSQL's tsvector syntax, for one or more rows of the search index."""
     words = words_of(text)
     return [
-        " ".join(f"'{word}':{at}" for at, word in enumerate(words[start : start + ROW_WORDS + OVERLAP_WORDS], 1))
+        " ".join(
+            f"'{word}':{number}" for number, word in enumerate(words[start : start + ROW_WORDS + OVERLAP_WORDS], 1)
+        )
         for start in range(0, max(len(words), 1), ROW_WORDS)
     ]
 
@@ -150,6 +152,6 @@ def has_phrase(text: str, phrase: Sequence[str]) -> bool:
     """True if a string contains these words in sequence; the last may be the beginning of a longer word."""
     words, size = words_of(text), len(phrase)
     return any(
-        words[at + size - 1].startswith(phrase[-1]) and words[at : at + size - 1] == [*phrase[:-1]]
-        for at in range(len(words) - size + 1)
+        words[start + size - 1].startswith(phrase[-1]) and words[start : start + size - 1] == [*phrase[:-1]]
+        for start in range(len(words) - size + 1)
     )

@@ -80,13 +80,13 @@ def export(db: Database, damaged: Damaged | None = None) -> Generator[Mapping[st
 
 def _exported(table: str, row: Any) -> Mapping[str, object]:
     """Convert a row for an export; ValueError or zlib.error if it cannot be read."""
-    given = rows.mapping(row)
-    for column, value in given.items():
+    fields = rows.mapping(row)
+    for column, value in fields.items():
         if isinstance(value, str) and not rows.is_text(value):
             raise ValueError(f"{column} is not valid UTF-8")
     return {
         "table": table,
-        **given,
+        **fields,
         **({"body": rows.to_text(rows.unpack(row["body"]))} if table == "contents" else {}),
     }
 
@@ -133,11 +133,11 @@ def check_messages(db: Database, since: str | None = None) -> Iterator[str]:
         recent = db.execute(
             f"{RECENT} SELECT content, instructions FROM recent r JOIN nodes n ON n.id = r.id", (since,)
         )
-        found = [(row[0], row[1]) for row in recent]
-        named, instructions = {one for one, _ in found}, {other for _, other in found}
+        pairs = [(row[0], row[1]) for row in recent]
+        named, instructions = {content for content, _ in pairs}, {instruction for _, instruction in pairs}
         missing = {name for name in named | instructions if name}
-        given = (json.dumps(sorted(missing)),)
-        contents = db.scan("SELECT hash, body FROM contents WHERE hash IN (SELECT value FROM json_each(?))", given)
+        parameters = (json.dumps(sorted(missing)),)
+        contents = db.scan("SELECT hash, body FROM contents WHERE hash IN (SELECT value FROM json_each(?))", parameters)
     for row in contents:
         missing.discard(row["hash"])
         try:
@@ -182,19 +182,19 @@ def _check_nodes(
     yield from _each("{place}", copies, check_copy)
 
 
-def _each(place: str, found: Iterable[Any], check: Callable[[Any], Iterator[str]]) -> Iterator[str]:
+def _each(label: str, table_rows: Iterable[Any], check: Callable[[Any], Iterator[str]]) -> Iterator[str]:
     """Check rows one by one; a row that stops its check is a defect, and does not stop those of the others."""
-    for row in found:
+    for row in table_rows:
         try:
             yield from check(row)
         except UNREADABLE as error:
-            yield f"{place.format_map(rows.mapping(row))}: cannot be read ({error})"
+            yield f"{label.format_map(rows.mapping(row))}: cannot be read ({error})"
 
 
 def _matches_name(name: str, row: Any, facts: Mapping[str, ids.IdentityFacts], texts: Mapping[str, str]) -> bool:
     """True if a message's name matches its content and parent, or if its content cannot be read."""
-    known = facts.get(row["content"])
-    if known is None:
+    content = facts.get(row["content"])
+    if content is None:
         return True
     if any(
         row[column] and prefix_of(row[column]) != prefix_of(name) for column in ("content", "parent", "instructions")
@@ -202,11 +202,11 @@ def _matches_name(name: str, row: Any, facts: Mapping[str, ids.IdentityFacts], t
         return False
     name, parent = without_prefix(name), without_prefix(row["parent"])
     if not name.startswith(ids.RECORDED):
-        return row["instructions"] is None and ids.chain_id(parent, known.identity) == name
+        return row["instructions"] is None and ids.chain_id(parent, content.identity) == name
     if row["instructions"] is not None:
-        known = replace(known, instructions=texts.get(row["instructions"]))
-    rendering = known.rendering if name.startswith(ids.RENDERED) else ""
-    return ids.view_message_id(parent, known.exact, rendering) == name
+        content = replace(content, instructions=texts.get(row["instructions"]))
+    rendering = content.rendering if name.startswith(ids.RENDERED) else ""
+    return ids.view_message_id(parent, content.exact, rendering) == name
 
 
 def _check_position(row: Any) -> Iterator[str]:
@@ -241,8 +241,8 @@ def check_seals(db: Database, since: str | None = None) -> Iterator[str]:
 
 
 def _check_seals_of(db: Database, table: str, columns: Sequence[str], since: str | None) -> Iterator[str]:
-    recent, given = (" WHERE created_at >= ?", (since,)) if since and "created_at" in columns else ("", ())
-    for row in db.scan(f"SELECT rowid, seal, {', '.join(columns)} FROM {table}{recent}", given):
+    recent, parameters = (" WHERE created_at >= ?", (since,)) if since and "created_at" in columns else ("", ())
+    for row in db.scan(f"SELECT rowid, seal, {', '.join(columns)} FROM {table}{recent}", parameters):
         number, seal, *values = row
         if not rows.is_sealed(number, values, seal):
             unread = [name for name, value in zip(columns, values, strict=True) if not rows.is_text(value)]
@@ -271,7 +271,7 @@ def check_memories(db: Database) -> Iterator[str]:
 
     def check_space(row: Any) -> Iterator[str]:
         live = db.execute("SELECT memory FROM live_memories WHERE session = ?", (row["session"],)).fetchall()
-        if {found["memory"] for found in live} != set(memory_diff(db, None, row["memory_tip"])[1]):
+        if {memory["memory"] for memory in live} != set(memory_diff(db, None, row["memory_tip"])[1]):
             yield f"live_memories {row['session']}: they do not match the memory of the session"
 
     yield from _each("memories {id}", db.execute("SELECT * FROM memories"), check_memory)
@@ -288,11 +288,11 @@ def check_tools(db: Database) -> Iterator[str]:
             yield f"toolsets {row['id']}: the tools belong to another owner"
         parse_tools(rows.to_text(rows.unpack(row["body"])))
 
-    found = db.execute(
+    toolsets = db.execute(
         "SELECT t.id, t.content, s.owner, c.body FROM toolsets t JOIN sessions s ON s.id = t.session"
         " LEFT JOIN contents c ON c.hash = t.content"
     )
-    yield from _each("toolsets {id}", found, check)
+    yield from _each("toolsets {id}", toolsets, check)
 
 
 def check_conversations(db: Database) -> Iterator[str]:
@@ -341,16 +341,16 @@ def verify(db: Database, *, newer_than_days: float | None = None) -> tuple[str, 
     with db.lenient():
         with db.snapshot():
             if newer_than_days is None:
-                found = _defects(db, "structure", db.check_structure())
+                report = _defects(db, "structure", db.check_structure())
                 checks = {check.__name__.removeprefix("check_"): check(db) for check in CHECKS}
             else:
-                found, since = list[str](), rows.days_ago(newer_than_days)
+                report, since = list[str](), rows.days_ago(newer_than_days)
                 checks = {"messages": check_messages(db, since), "seals": check_seals(db, since)}
-            found += [one for name, defects in checks.items() for one in _defects(db, name, defects)]
+            report += [defect for name, defects in checks.items() for defect in _defects(db, name, defects)]
         if newer_than_days is None:
             for name, defects in (("schema", db.check_schema()), ("search index", db.check_search_index())):
-                found += _defects(db, name, defects)
-    return tuple(one if rows.is_text(one) else ascii(one)[1:-1] for one in found)
+                report += _defects(db, name, defects)
+    return tuple(defect if rows.is_text(defect) else ascii(defect)[1:-1] for defect in report)
 
 
 UNREADABLE = (ValueError, TypeError, AttributeError, LookupError, zlib.error, StoreError)
@@ -365,11 +365,11 @@ def checked_to_the_end(defects: Iterable[str]) -> bool:
     return not any(STOPPED in one or one.startswith("database: ") for one in defects)
 
 
-def _defects(db: Database, check: str, found: Iterator[str]) -> list[str]:
+def _defects(db: Database, check: str, results: Iterator[str]) -> list[str]:
     """Collect the defects of a check; an error that stops the check is one too."""
     defects: list[str] = []
     try:
-        for defect in found:
+        for defect in results:
             defects.append(defect)
     except (*db.damage, *UNREADABLE) as error:
         defects.append(f"{check}: {error}; {STOPPED}")

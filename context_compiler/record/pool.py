@@ -329,10 +329,10 @@ hold_at_fork(_pools_lock)
 def _pool_of(url: str, size: int, patience_s: float) -> _OwnPool:
     with _pools_lock:
         key = (url, size, patience_s)
-        found = _pools.get(key)
-        if found is None:
-            found = _pools[key] = _OwnPool(url, size, patience_s)
-        return found
+        pool = _pools.get(key)
+        if pool is None:
+            pool = _pools[key] = _OwnPool(url, size, patience_s)
+        return pool
 
 
 async def _close_connection(connection: Any) -> None:
@@ -350,20 +350,20 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def explain(error: Exception, place: str) -> StoreError:
+def explain(error: Exception, location: str) -> StoreError:
     """Convert an error to a StoreError that names the place and a remedy."""
     if isinstance(error, StoreError):
-        return error if str(error).startswith(place) else type(error)(f"{place}: {error}")
+        return error if str(error).startswith(location) else type(error)(f"{location}: {error}")
     if isinstance(error, asyncpg.ForeignKeyViolationError):
-        return BrokenReference(f"{place}: {error}; verify the record")
+        return BrokenReference(f"{location}: {error}; verify the record")
     if isinstance(error, TimeoutError):
-        return StoreError(f"{place}: no connection or no answer in time; check the server, its load and the pool")
+        return StoreError(f"{location}: no connection or no answer in time; check the server, its load and the pool")
     if isinstance(error, OSError):
-        return StoreError(f"{place}: {error.strerror or error}; check that the server runs and can be reached")
+        return StoreError(f"{location}: {error.strerror or error}; check that the server runs and can be reached")
     if isinstance(error, asyncpg.DataError | OverflowError):
-        return StoreError(f"{place}: {error}; a number or text is larger than any row can hold")
+        return StoreError(f"{location}: {error}; a number or text is larger than any row can hold")
     remedy = REMEDIES.get((getattr(error, "sqlstate", None) or "")[:2], "verify the record")
-    return StoreError(f"{place}: {error or type(error).__name__}; {remedy}")
+    return StoreError(f"{location}: {error or type(error).__name__}; {remedy}")
 
 
 async def create(

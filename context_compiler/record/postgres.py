@@ -118,11 +118,11 @@ class PostgresStore(SQLStore):
         db.owner, db.tried = self.owner, self.tried
         used.append(db)
         if self.row_security:
-            given = ("", "") if self.owner is None else (f"o:{self.owner}", f"p:{prefix(self.owner)}")
-            await connection.execute(SETTINGS, *given, timeout=timeout)
+            settings = ("", "") if self.owner is None else (f"o:{self.owner}", f"p:{prefix(self.owner)}")
+            await connection.execute(SETTINGS, *settings, timeout=timeout)
         try:
-            if first is not None and (found := await first(db)) is not None:
-                return found
+            if first is not None and (result := await first(db)) is not None:
+                return result
             for _ in range(ATTEMPTS - 1):
                 with suppress(*CONFLICTS):
                     return await db.perform(work)
@@ -135,8 +135,8 @@ class PostgresStore(SQLStore):
         """Save an entry in one transaction and return its record with `id` and `summary_id`."""
         if self.tried is not None:  # the fast path does not check for removals
             return await super().save(entry)
-        given = {"entry": entry, "memory": self._memory}
-        saved = await self.perform(partial(save, **given), first=partial(save_fast, **given))
+        arguments = {"entry": entry, "memory": self._memory}
+        saved = await self.perform(partial(save, **arguments), first=partial(save_fast, **arguments))
         if next(self._saves) % SAVES_PER_STEP == 0 and not self._indexing:
             task = asyncio.create_task(self._index())
             self._indexing.add(task)
@@ -147,8 +147,8 @@ class PostgresStore(SQLStore):
         """Save a raw history without a request, as the newest history of its conversation."""
         if self.tried is not None:
             return await super().archive(session_id, vault_name, raw)
-        given = {"session_id": session_id, "vault_name": vault_name, "raw": raw, "memory": self._memory}
-        await self.perform(partial(archive, **given), first=partial(archive_fast, **given))
+        arguments = {"session_id": session_id, "vault_name": vault_name, "raw": raw, "memory": self._memory}
+        await self.perform(partial(archive, **arguments), first=partial(archive_fast, **arguments))
 
     async def _index(self) -> None:
         """Index the texts that are not indexed yet; if that fails, they are left for the next time."""
@@ -187,12 +187,12 @@ class PostgresStore(SQLStore):
         stopped = False
 
         def read(db: Database) -> None:
-            found = maintenance.export(db, damaged)
-            while not stopped and (page := list(islice(found, PAGE))):
+            exported = maintenance.export(db, damaged)
+            while not stopped and (page := list(islice(exported, PAGE))):
                 cast(PostgresDatabase, db).wait(
                     asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pages.put(page), loop))
                 )
-            found.close()
+            exported.close()
 
         async def fill() -> None:
             try:

@@ -151,12 +151,12 @@ class PostgresDatabase:
         return translate(sql, self.schema, nulls)
 
     def _arguments(self, statement: Statement, parameters: Sequence[Any]) -> list[Any]:
-        given = [json.loads(value) if at in statement.lists else value for at, value in enumerate(parameters)]
+        arguments = [json.loads(value) if index in statement.lists else value for index, value in enumerate(parameters)]
         if statement.body is not None:
-            given[statement.body] = _body_bytes(given[statement.body])
+            arguments[statement.body] = _body_bytes(arguments[statement.body])
         return [
-            [*map(_escape_text, cast("list[object]", one))] if isinstance(one, list) else _escape_text(one)
-            for one in given
+            [*map(_escape_text, cast("list[object]", value))] if isinstance(value, list) else _escape_text(value)
+            for value in arguments
         ]
 
     def run(self, sql: str, *arguments: Any, returns_rows: bool = True) -> Answer:
@@ -284,7 +284,7 @@ class PostgresDatabase:
                 self.run(
                     f"INSERT INTO {self.schema}.messages_fts (node, words) SELECT n.node, n.words::tsvector"
                     " FROM unnest($1::text[], $2::text[]) AS n (node, words)",
-                    *([one[at] for one in more_rows] for at in range(2)),
+                    *([row[column] for row in more_rows] for column in range(2)),
                     returns_rows=False,
                 )
             if parts:
@@ -311,14 +311,14 @@ class PostgresDatabase:
         waiting = self.run(
             f"SELECT number, node, text FROM {self.schema}.messages_fts WHERE words IS NULL AND {OF_OWNER}", *owner
         )
-        found = [row for row in waiting if has_phrase(row[2], phrase)]  # first, so that no text is indexed in between
-        found += self.run(
+        matches = [row for row in waiting if has_phrase(row[2], phrase)]  # first, so that no text is indexed in between
+        matches += self.run(
             f"SELECT number, node, text FROM {self.schema}.messages_fts WHERE text IS NOT NULL AND node IN ("
             f" SELECT node FROM {self.schema}.messages_fts WHERE words @@ CAST($3::text AS tsquery) AND {OF_OWNER}"
             ") ORDER BY number DESC LIMIT $4",
             *(*owner, query, limit),
         )
-        newest = {row[1]: row[2] for row in sorted(found, key=itemgetter(0), reverse=True)}
+        newest = {row[1]: row[2] for row in sorted(matches, key=itemgetter(0), reverse=True)}
         return list(newest.items())[:limit]
 
     def index_memory(self, number: int, terms: str) -> None:
@@ -332,7 +332,7 @@ class PostgresDatabase:
 
     def find_memories(self, session: int, terms: Sequence[str], limit: int) -> list[Any]:
         """Find the best matches in a session by BM25."""
-        found = self.run(
+        matches = self.run(
             "SELECT m.id, m.created_at, m.position, t.body, f.terms"
             f" FROM {self.schema}.memories_fts f JOIN {self.schema}.live_memories l ON l.id = f.id"
             f" JOIN {self.schema}.memories m ON m.id = l.memory JOIN {self.schema}.contents t ON t.hash = m.content"
@@ -340,8 +340,8 @@ class PostgresDatabase:
             session,
             [*map(_escape_text, terms)],
         ).fetchall()
-        score = bm25([row["terms"] for row in found], [*map(escape, terms)])
-        return sorted(found, key=score, reverse=True)[:limit]
+        score = bm25([row["terms"] for row in matches], [*map(escape, terms)])
+        return sorted(matches, key=score, reverse=True)[:limit]
 
     def memories_with(self, session: int, phrase: str) -> list[Any]:
         """Find indexed memories that contain all terms of a phrase."""
@@ -374,8 +374,8 @@ class PostgresDatabase:
             if gone is None
             else "SELECT value FROM json_each(?)"
         )
-        given = () if gone is None else (json.dumps(gone),)
-        self.execute(f"DELETE FROM messages_fts WHERE node IN ({removed})", given)
+        parameters = () if gone is None else (json.dumps(gone),)
+        self.execute(f"DELETE FROM messages_fts WHERE node IN ({removed})", parameters)
         removed = "SELECT id FROM memories_fts EXCEPT SELECT id FROM live_memories"
         self.execute(f"DELETE FROM memories_fts WHERE id IN ({removed})")
 
@@ -390,7 +390,7 @@ class PostgresDatabase:
 
     def check_schema(self) -> Iterator[str]:
         """Check that columns, keys and indexes are those of a new record; skipped on a read-only server."""
-        found = self._definitions(self.schema)
+        actual = self._definitions(self.schema)
         try:
             with self._run_transaction("BEGIN"):
                 self.run(RECORD.script("pg_temp"), returns_rows=False)
@@ -398,13 +398,13 @@ class PostgresDatabase:
                 self.run("ROLLBACK", returns_rows=False)
         except (asyncpg.ReadOnlySQLTransactionError, asyncpg.InsufficientPrivilegeError):
             return
-        for name in sorted(expected.keys() | found.keys()):
-            if found.get(name) != expected.get(name):
+        for name in sorted(expected.keys() | actual.keys()):
+            if actual.get(name) != expected.get(name):
                 yield f"schema: {name} differs from a new record"
 
     def _definitions(self, schema: str) -> dict[str, str]:
         """Definitions of the columns, indexes, constraints and functions of the record in a schema, by name."""
-        found = self.run(
+        definitions = self.run(
             "WITH place AS ("
             " SELECT CASE $1::text WHEN 'pg_temp' THEN pg_my_temp_schema() ELSE to_regnamespace($1)::oid END AS number"
             "), tables AS (SELECT pg_class.oid, relname FROM pg_class, place"
@@ -420,8 +420,8 @@ class PostgresDatabase:
             schema,
             [*TABLES],
         )
-        place = re.compile(rf"\b({self.schema}|pg_temp(_\d+)?)\.")
-        return {place.sub("", row[0]): place.sub("", row[1]) for row in found}
+        qualifier = re.compile(rf"\b({self.schema}|pg_temp(_\d+)?)\.")
+        return {qualifier.sub("", row[0]): qualifier.sub("", row[1]) for row in definitions}
 
     def check_search_index(self) -> Iterator[str]:
         """Check that each entry of the search indexes has its message or memory."""
@@ -434,7 +434,7 @@ class PostgresDatabase:
 def bm25(documents: Sequence[Sequence[str]], terms: Sequence[str]) -> Callable[[Any], float]:
     """Return a function that scores a matching row by BM25; `documents` are the terms of each matching row."""
     average = sum(map(len, documents)) / max(len(documents), 1)
-    frequencies = {term: sum(term in set(one) for one in documents) for term in terms}
+    frequencies = {term: sum(term in set(document) for document in documents) for term in terms}
 
     def score(row: Any) -> float:
         counts, length = Counter[str](row["terms"]), 0.25 + 0.75 * len(row["terms"]) / max(average, 1.0)

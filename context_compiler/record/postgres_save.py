@@ -86,10 +86,10 @@ Memory = dict[SessionKey, Known]
 async def save_fast(db: PostgresDatabase, entry: Entry, memory: Memory) -> Record | None:
     """Save an entry that only continues a remembered conversation; return None, with nothing saved, for any other."""
     key = queries.session_key(db, entry.record.session_id, entry.record.vault_name)
-    known = memory.get(key)
-    if known is None or entry.compile is not None or entry.raw is None or not entry.raw.ids:
+    state = memory.get(key)
+    if state is None or entry.compile is not None or entry.raw is None or not entry.raw.ids:
         return None
-    written = await _write_fast(_Save(db, key, entry.raw, entry), known, memory)
+    written = await _write_fast(_Save(db, key, entry.raw, entry), state, memory)
     return written and written.record(entry)
 
 
@@ -98,30 +98,30 @@ async def archive_fast(
 ) -> Written | None:
     """Save a raw history that only continues a remembered conversation; return None, with nothing saved, for others."""
     key = queries.session_key(db, session_id, vault_name)
-    known = memory.get(key)
-    if known is None or not raw.ids:
+    state = memory.get(key)
+    if state is None or not raw.ids:
         return None
-    return await _write_fast(_Save(db, key, raw), known, memory)
+    return await _write_fast(_Save(db, key, raw), state, memory)
 
 
-async def _write_fast(work: _Save, known: Known, memory: Memory) -> Written | None:
-    added = work.additions(known, may_look_up=False)
+async def _write_fast(work: _Save, state: Known, memory: Memory) -> Written | None:
+    added = work.additions(state, may_look_up=False)
     if added is None:
         return None
     del memory[work.key]  # after an error, the stored state is unknown
     with suppress(*CONFLICTS):
-        return await work.write(known, added, memory)
+        return await work.write(state, added, memory)
     return None
 
 
 def save(db: Database, entry: Entry, memory: Memory) -> Record:
     """Save an entry and return its record with `id` and `summary_id`; an already stored entry is only looked up."""
     key = queries.session_key(db, entry.record.session_id, entry.record.vault_name)
-    known = memory.pop(key, None)
+    state = memory.pop(key, None)
     made = entry.compile
     if entry.raw is not None and entry.raw.ids and (made is None or made.covered_tip in ("", *entry.raw.ids)):
         work = _Save(cast("PostgresDatabase", db), key, entry.raw, entry)
-        if written := work.save(known if entry.compile is None else None, memory):
+        if written := work.save(state if entry.compile is None else None, memory):
             return written.record(entry)
     return queries.save(db, entry)
 
@@ -129,8 +129,8 @@ def save(db: Database, entry: Entry, memory: Memory) -> Record:
 def archive(db: Database, session_id: str, vault_name: str, raw: Chain, memory: Memory) -> Written | None:
     """Save a raw history without a request, as the newest history of its conversation."""
     key = queries.session_key(db, session_id, vault_name)
-    known = memory.pop(key, None)
-    if raw.ids and (written := _Save(cast("PostgresDatabase", db), key, raw).save(known, memory)):
+    state = memory.pop(key, None)
+    if raw.ids and (written := _Save(cast("PostgresDatabase", db), key, raw).save(state, memory)):
         return written
     return queries.archive(db, session_id, vault_name, raw)
 
@@ -163,10 +163,10 @@ class _Save:
         cycles = [cycle for cycle in (entry.cycle, entry.blocks) if cycle is not None] if entry else []
         self.states = {(cycle.tip, cycle.config): (self._name(cycle.state), cycle.state) for cycle in cycles}
 
-    def save(self, known: Known | None, memory: Memory) -> Written | None:
+    def save(self, state: Known | None, memory: Memory) -> Written | None:
         """Write the new rows, based on the remembered or else the looked-up state; None if this way cannot save it."""
         with suppress(*CONFLICTS):
-            if written := self._write_from(known, memory):
+            if written := self._write_from(state, memory):
                 return written
         with suppress(*CONFLICTS):
             return self._write_from(self.look_up(), memory)
@@ -183,7 +183,7 @@ class _Save:
         texts = [name for name, _ in self.states.values()] + ([self._name(self.tools)] if self.tools else [])
         reusable = None if self.compile is None else rows.reusable_key(self.compile)
         raw_tip, view_tip = rows.tips(self.entry) if self.entry else (None, None)
-        found = db.run(
+        row = db.run(
             LOOK_UP.format(schema=db.schema),
             *map(escape, self.key),
             [*self._ends(self.raw), *self._ends(self.view)],
@@ -196,56 +196,56 @@ class _Save:
             self.compile is not None,
             escape(self.hash) if self.tools else None,
         ).fetchone()
-        if found["is_known"]:
+        if row["is_known"]:
             return None
         return Known(
-            session=found["session"] or found["new_session"],
-            created_at=found["created_at"] or rows.stamp(self.created_at),
-            seal=found["seal"],
-            raw_tip=found["raw_tip"],
-            length=0 if found["raw_tip"] is None else (found["tip_position"] or 0) + 1,
-            nodes=set(found["nodes"]),
-            contents=set(found["contents"]),
-            tools={self.hash} if found["has_tools"] else set(),
-            summary=found["new_summary"],
+            session=row["session"] or row["new_session"],
+            created_at=row["created_at"] or rows.stamp(self.created_at),
+            seal=row["seal"],
+            raw_tip=row["raw_tip"],
+            length=0 if row["raw_tip"] is None else (row["tip_position"] or 0) + 1,
+            nodes=set(row["nodes"]),
+            contents=set(row["contents"]),
+            tools={self.hash} if row["has_tools"] else set(),
+            summary=row["new_summary"],
         )
 
-    async def write(self, known: Known, added: Additions, memory: Memory) -> Written | None:
+    async def write(self, state: Known, added: Additions, memory: Memory) -> Written | None:
         """Write the new rows and remember the new state; None, with nothing written, if the record has changed."""
         db, raw, entry = self.db, self.raw, self.entry
-        new_tools = self._name(self.tools) if self.tools and self.hash not in known.tools else None
+        new_tools = self._name(self.tools) if self.tools and self.hash not in state.tools else None
         texts = self._texts(added.messages) | ({} if new_tools is None else {new_tools: self.tools})
-        place = (self.key[0], self.key[1], self.prefix + raw.ids[-1], known.created_at, self.key[2])
-        seal, compile, summary = rows.seal(known.session, place), self._compile_row(known), None
+        session = (self.key[0], self.key[1], self.prefix + raw.ids[-1], state.created_at, self.key[2])
+        seal, compile, summary = rows.seal(state.session, session), self._compile_row(state), None
         if entry is not None:
             summary = (
-                known.summary if compile is not None and entry.record.summary_id is None else entry.record.summary_id
+                state.summary if compile is not None and entry.record.summary_id is None else entry.record.summary_id
             )
-        view = None if entry is None else rows.view_row(entry, known.session, summary, self.prefix)
-        tools = (known.session, self.hash, new_tools)
+        view = None if entry is None else rows.view_row(entry, state.session, summary, self.prefix)
+        tools = (state.session, self.hash, new_tools)
         arguments = [
             db.patience_ms,
             [*dict.fromkeys(added.anchors)],
-            [name for name in texts if name in known.contents],
+            [name for name in texts if name in state.contents],
             escape(self.hash) if self.tools and new_tools is None else None,
-            *self._columns(added.messages, {name: text for name, text in texts.items() if name not in known.contents}),
-            _row(place, seal, known.session),
-            known.seal,
+            *self._columns(added.messages, {name: text for name, text in texts.items() if name not in state.contents}),
+            _row(session, seal, state.session),
+            state.seal,
             compile,
-            self._cycle_rows(known),
+            self._cycle_rows(state),
             None if new_tools is None else _row(tools, rows.digest(tools)),
             None if view is None else _row(view, rows.digest(view)),
         ]
         number = await db.commit(_call(db.schema, len(arguments)), *arguments)
         if number is None:
             return None
-        known.seal, known.raw_tip, known.length = seal, place[2], len(raw.ids)
+        state.seal, state.raw_tip, state.length = seal, session[2], len(raw.ids)
         if entry is not None:  # otherwise the next request continues from the last one
-            known.contents, known.view = frozenset(texts), self._ends(self.view)
-        known.nodes = {*self._ends(raw), *known.view}
+            state.contents, state.view = frozenset(texts), self._ends(self.view)
+        state.nodes = {*self._ends(raw), *state.view}
         if new_tools is not None:
-            known.tools = {*islice(known.tools, MAX_TOOLS), self.hash}
-        memory[self.key] = known
+            state.tools = {*islice(state.tools, MAX_TOOLS), self.hash}
+        memory[self.key] = state
         if len(memory) > MAX_CONVERSATIONS:
             del memory[next(iter(memory))]
         return Written(number, summary, self.key[2])
@@ -256,12 +256,12 @@ class _Save:
 
     def _columns(self, messages: Sequence[NewMessage], texts: Mapping[str, str]) -> Iterator[list[Any]]:
         """Yield the columns of new contents, messages and search texts, as arguments of the database function."""
-        bodies: dict[str, bytes | str] = {one.content: one.body for one in messages}
+        bodies: dict[str, bytes | str] = {message.content: message.body for message in messages}
         bodies |= {name: rows.pack(rows.to_bytes(text)) for name, text in texts.items()}
         yield [*bodies]
         yield [rows.PLAIN + body.encode() if isinstance(body, str) else body for body in bodies.values()]
-        nodes = [queries.node_row(one, self.prefix) for one in messages]
-        yield from ([row[at] for row in nodes] for at in range(5))
+        nodes = [queries.node_row(message, self.prefix) for message in messages]
+        yield from ([row[column] for row in nodes] for column in range(5))
         texts_of = queries.searchable_texts(messages)
         yield [node for node, _ in texts_of]
         yield [escape(text) for _, text in texts_of]
@@ -271,12 +271,12 @@ class _Save:
         found = [(known.session, *place, name) for place, (name, _) in self.states.items()]
         return [_row(row, rows.digest(row)) for row in found]
 
-    def _compile_row(self, known: Known) -> str | None:
+    def _compile_row(self, state: Known) -> str | None:
         """Row of a new compile, as a PostgreSQL row literal; None if there is none."""
-        if self.compile is None or known.summary is None:
+        if self.compile is None or state.summary is None:
             return None
-        row = rows.summary_row(self.compile, known.session, self.prefix)
-        return _row(row, rows.seal(known.summary, row), known.summary)
+        row = rows.summary_row(self.compile, state.session, self.prefix)
+        return _row(row, rows.seal(state.summary, row), state.summary)
 
     def _name(self, text: str) -> str:
         """Return the stored name of a string."""
@@ -287,7 +287,7 @@ class _Save:
         instructions = dict.fromkeys(one.instructions for one in messages if one.instructions is not None)
         return {self._name(text): text for text in instructions} | dict(self.states.values())
 
-    def additions(self, known: Known, *, may_look_up: bool = True) -> Additions | None:
+    def additions(self, state: Known, *, may_look_up: bool = True) -> Additions | None:
         """Find the new messages; None if the raw history does not continue the stored one.
 
         Unless `may_look_up`, also None if the known ends of the chains do not suffice to find them.
@@ -298,12 +298,12 @@ class _Save:
                 continue
             names = queries.stored_names(chain, self.prefix)
             low = max(0, len(names) - NEWEST)
-            start = low + queries.prefix_in(names[low:], known.nodes | fresh)
+            start = low + queries.prefix_in(names[low:], state.nodes | fresh)
             if start == low > 0:
                 if not may_look_up:
                     return None
                 start = queries.known_prefix(self.db, names[:low], fresh)
-            if is_raw and (start != known.length or (start and names[start - 1] != known.raw_tip)):
+            if is_raw and (start != state.length or (start and names[start - 1] != state.raw_tip)):
                 return None
             if start and names[start - 1] not in fresh:
                 additions.anchors.append(names[start - 1])
@@ -316,9 +316,9 @@ class _Save:
 def _row(values: Sequence[rows.Column], seal: str, number: int | None = None) -> str:
     """Format a row as a PostgreSQL row literal: its number, the sealed columns, and the seal."""
     texts = [
-        '"' + one.replace("\\", "\\\\").replace('"', '""') + '"'
-        if isinstance(one, str)
-        else ("" if one is None else str(one))
-        for one in (number, *values, seal)
+        '"' + value.replace("\\", "\\\\").replace('"', '""') + '"'
+        if isinstance(value, str)
+        else ("" if value is None else str(value))
+        for value in (number, *values, seal)
     ]
     return escape(f"({','.join(texts)})")

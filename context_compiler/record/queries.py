@@ -79,7 +79,7 @@ def read_chain(db: Database, tip: str, session: int | None = None) -> list[bytes
     Raises:
         StoreError: The chain is unknown or broken.
     """
-    found = db.execute(
+    messages = db.execute(
         "WITH RECURSIVE up (id, parent, content, position, instructions) AS ("
         " SELECT id, parent, content, position, instructions FROM nodes WHERE id = ?"
         " UNION ALL SELECT n.id, n.parent, n.content, n.position, n.instructions"
@@ -88,12 +88,12 @@ def read_chain(db: Database, tip: str, session: int | None = None) -> list[bytes
         " JOIN contents t ON t.hash = ifnull(c.content, up.content) ORDER BY up.position",
         (tip, session),
     ).fetchall()
-    if not found:
+    if not messages:
         raise StoreError(f"no message {without_prefix(tip)!r}; it was never recorded, or has been deleted or pruned")
-    if [row["position"] for row in found] != list(range(len(found))):
+    if [row["position"] for row in messages] != list(range(len(messages))):
         raise StoreError(f"the chain of message {without_prefix(tip)!r} is broken; verify the record")
-    texts = {name: _instructions(db, name) for name in {row["instructions"] for row in found} if name is not None}
-    bodies = ((rows.unpack(row["body"]), texts.get(row["instructions"])) for row in found)
+    texts = {name: _instructions(db, name) for name in {row["instructions"] for row in messages} if name is not None}
+    bodies = ((rows.unpack(row["body"]), texts.get(row["instructions"])) for row in messages)
     return [body if text is None else rows.join_instructions(body, text) for body, text in bodies]
 
 
@@ -125,13 +125,13 @@ def tools(db: Database, view_id: int) -> tuple[Tool, ...] | None:
 def views(db: Database, session_id: str | None = None, *, limit: int | None = None) -> list[Record]:
     """Requests with their compiles, newest first; a warning names each that cannot be read."""
     where, newest = OWNED.format(2), "ORDER BY v.id DESC LIMIT ?1"
-    given: list[object] = [NO_LIMIT if limit is None else max(limit, 0), db.owner]
+    parameters: list[object] = [NO_LIMIT if limit is None else max(limit, 0), db.owner]
     if session_id is not None:
-        given.append(rows.escape_surrogates(session_id))
+        parameters.append(rows.escape_surrogates(session_id))
         named = f"SELECT s.id FROM sessions s WHERE s.session_id = ?3 AND {where}"
         where = f"v.id IN (SELECT v.id FROM views v WHERE v.session IN ({named}) {newest})"
     with db.snapshot():
-        readable = db.execute(f"{VIEWS} WHERE {where} {newest}", given).fetchall()
+        readable = db.execute(f"{VIEWS} WHERE {where} {newest}", parameters).fetchall()
         compiles = _compiles(db, readable)
         return [*_readable("views", readable, lambda row: _record(row, compiles))]
 
@@ -139,16 +139,16 @@ def views(db: Database, session_id: str | None = None, *, limit: int | None = No
 def summaries(db: Database, session_id: str, *, limit: int | None = None) -> list[Compile]:
     """Compiles of a session, newest first."""
     with db.snapshot():
-        found = db.execute(
+        compiles = db.execute(
             f"{SUMMARIES} WHERE s.session_id = ?1 AND {OWNED.format(3)} ORDER BY c.id DESC LIMIT ?2",
             (rows.escape_surrogates(session_id), NO_LIMIT if limit is None else max(limit, 0), db.owner),
         )
-        return list(compiles_of(found).values())
+        return list(compiles_of(compiles).values())
 
 
 def sessions(db: Database) -> list[SessionInfo]:
     """Every conversation, most recently used first."""
-    found = db.execute(
+    conversations = db.execute(
         "SELECT s.session_id, s.vault_name, s.owner, s.raw_tip, s.created_at, max(v.created_at) AS last_at,"
         " count(v.id) AS requests, CAST(ifnull(sum(v.tokens_raw), 0) AS BIGINT) AS tokens_raw,"
         " CAST(ifnull(sum(v.tokens_sent), 0) AS BIGINT) AS tokens_sent,"
@@ -157,12 +157,12 @@ def sessions(db: Database) -> list[SessionInfo]:
         f" WHERE {OWNED.format(1)} GROUP BY s.id ORDER BY max(v.id) DESC NULLS LAST, s.id DESC",
         (db.owner,),
     )
-    return [_session(row) for row in found]
+    return [_session(row) for row in conversations]
 
 
 def owners(db: Database) -> list[OwnerInfo]:
     """All owners that the connection sees, sorted by name."""
-    found = db.execute(
+    totals = db.execute(
         "SELECT s.owner, count(DISTINCT s.id) AS sessions, count(v.id) AS requests, max(v.created_at) AS last_at"
         f" FROM sessions s LEFT JOIN views v ON v.session = s.id WHERE {OWNED.format(1)} GROUP BY s.owner ORDER BY 1",
         (db.owner,),
@@ -174,7 +174,7 @@ def owners(db: Database) -> list[OwnerInfo]:
             requests=row["requests"],
             last_at=rows.readable_stamp(row["last_at"]),
         )
-        for row in found
+        for row in totals
     ]
 
 
@@ -216,9 +216,9 @@ def compiles_of(found: Iterable[Any]) -> dict[int, Compile]:
     return dict(made)
 
 
-def _readable(table: str, found: Iterable[Any], convert: Callable[[Any], T]) -> Iterator[T]:
+def _readable(table: str, table_rows: Iterable[Any], convert: Callable[[Any], T]) -> Iterator[T]:
     """Convert rows of a list; one that is damaged is left out with a warning, so that the others can be listed."""
-    for row in found:
+    for row in table_rows:
         try:
             yield convert(row)
         except (ValueError, TypeError, AttributeError) as error:
@@ -277,12 +277,12 @@ def save(db: Database, entry: Entry) -> Record:
         session = session_row(db, key, entry.record.created_at)
         write_messages(db, additions, key, session, entry.raw, entry.view)
         record = rows.complete_record(entry, key[2])
-        known = _find_view(db, record, session)
-        if known is None:
+        stored = _find_view(db, record, session)
+        if stored is None:
             return _insert_view(db, record, session, entry)
         if entry.compile is not None and (key := rows.reusable_key(entry.compile)) and not _has_key(db, key):
             compile_row(db, entry.compile, session)  # it can be reused even though the request is already stored
-        return known
+        return stored
 
 
 def archive(db: Database, session_id: str, vault_name: str, raw: Chain) -> None:
@@ -317,8 +317,8 @@ def additions_of(db: Database, key: SessionKey, raw: Chain | None, view: Chain |
         if chain is None:
             continue
         names = stored_names(chain, own)
-        known = known_prefix(db, names, fresh)
-        start = _own_prefix(db, key, chain, names, known) if is_raw else known
+        length = known_prefix(db, names, fresh)
+        start = _own_prefix(db, key, chain, names, length) if is_raw else length
         if start and names[start - 1] not in fresh:
             additions.anchors.append(names[start - 1])
         additions.messages.extend(new_messages(chain, names, start, own, raw=is_raw, packed=additions.packed))
@@ -356,32 +356,32 @@ def _body(chain: Chain, index: int) -> tuple[bytes, str | None]:
     return rows.split_instructions(body) if chain.ids[index].startswith(ids.RECORDED) else (body, None)
 
 
-def _own_prefix(db: Database, key: SessionKey, raw: Chain, names: Sequence[str], known: int) -> int:
+def _own_prefix(db: Database, key: SessionKey, raw: Chain, names: Sequence[str], length: int) -> int:
     """Length of the known prefix whose stored messages have this conversation's times and run ids.
 
     Messages that another conversation stored may have different ones. If one of the last `COMPARED` messages is equal,
     all before it are taken as equal too.
     """
     saved = _saved_prefix(db, key, names)
-    if saved >= known:
-        return known
+    if saved >= length:
+        return length
     if db.execute(
         "SELECT 1 FROM copies c JOIN sessions s ON s.id = c.session"
         " WHERE s.session_id = ? AND s.vault_name = ? AND s.owner = ?",
         key,
     ).fetchone():
         return saved
-    for index in range(known - 1, max(saved, known - COMPARED) - 1, -1):
-        found = db.execute("SELECT content FROM nodes WHERE id = ?", (names[index],)).fetchone()
-        if found is not None and without_prefix(found["content"]) == ids.blob_id(_body(raw, index)[0]):
+    for index in range(length - 1, max(saved, length - COMPARED) - 1, -1):
+        node = db.execute("SELECT content FROM nodes WHERE id = ?", (names[index],)).fetchone()
+        if node is not None and without_prefix(node["content"]) == ids.blob_id(_body(raw, index)[0]):
             return index + 1
     return saved
 
 
 def _saved_prefix(db: Database, key: SessionKey, names: Sequence[str]) -> int:
     """Length of the prefix that this conversation has already saved."""
-    found = db.execute(f"SELECT raw_tip FROM sessions WHERE {KEY}", key).fetchone()
-    tip = found["raw_tip"] if found else None
+    session = db.execute(f"SELECT raw_tip FROM sessions WHERE {KEY}", key).fetchone()
+    tip = session["raw_tip"] if session else None
     while tip is not None:
         node = db.execute("SELECT parent, position FROM nodes WHERE id = ?", (tip,)).fetchone()
         if node is None or (node["position"] < len(names) and names[node["position"]] == tip):
@@ -394,11 +394,11 @@ def write_messages(
     db: Database, additions: Additions, key: SessionKey, session: int, raw: Chain | None, view: Chain | None
 ) -> None:
     """Write new messages; if another process has removed a message that they follow, find the new ones again first."""
-    known = _contents_of(db, additions)
-    if not all(anchor in known for anchor in additions.anchors):
+    stored = _contents_of(db, additions)
+    if not all(anchor in stored for anchor in additions.anchors):
         additions = additions_of(db, key, raw, view)
-        known = _contents_of(db, additions)
-    _write(db, additions.messages, known, session)
+        stored = _contents_of(db, additions)
+    _write(db, additions.messages, stored, session)
 
 
 def write_message(db: Database, message: NewMessage, session: int) -> None:
@@ -406,19 +406,21 @@ def write_message(db: Database, message: NewMessage, session: int) -> None:
     _write(db, [message], _contents_of(db, Additions(messages=[message])), session)
 
 
-def _write(db: Database, messages: Sequence[NewMessage], known: Mapping[str, str], session: int) -> None:
+def _write(db: Database, messages: Sequence[NewMessage], stored: Mapping[str, str], session: int) -> None:
     """Write messages; of those stored with different times or run ids, write a copy for this conversation."""
     own, write = prefix(writer_of(db)), db.executemany
-    new = [message for message in messages if message.id not in known]
+    new = [message for message in messages if message.id not in stored]
     instructions = instructions_of(new, own)
-    differing = [one for one in messages if one.raw and known.get(one.id, one.content) != one.content]
-    same = [(session, one.id) for one in messages if one.raw and known.get(one.id) == one.content]
-    contents = [(one.content, one.body) for one in (*new, *differing)] + instructions
+    differing = [
+        message for message in messages if message.raw and stored.get(message.id, message.content) != message.content
+    ]
+    same = [(session, message.id) for message in messages if message.raw and stored.get(message.id) == message.content]
+    contents = [(message.content, message.body) for message in (*new, *differing)] + instructions
     write("INSERT OR IGNORE INTO contents VALUES (?, ?)", contents)
-    write("INSERT INTO nodes VALUES (?, ?, ?, ?, ?)", [node_row(one, own) for one in new])
+    write("INSERT INTO nodes VALUES (?, ?, ?, ?, ?)", [node_row(message, own) for message in new])
     write(
         "INSERT INTO copies VALUES (?, ?, ?) ON CONFLICT (session, node) DO UPDATE SET content = excluded.content",
-        [(session, one.id, one.content) for one in differing],
+        [(session, message.id, message.content) for message in differing],
     )
     write("DELETE FROM copies WHERE session = ? AND node = ?", same)
     db.index_messages(searchable_texts(new))
@@ -460,8 +462,8 @@ def known_prefix(db: Database, names: Sequence[str], fresh: set[str]) -> int:
         low = max(0, high - size)
         part = names[low:high]
         query = "SELECT id FROM nodes WHERE id IN (SELECT value FROM json_each(?))"
-        known = {row[0] for row in db.execute(query, (json.dumps(list(part)),))} | fresh
-        if length := prefix_in(part, known):
+        stored = {row[0] for row in db.execute(query, (json.dumps(list(part)),))} | fresh
+        if length := prefix_in(part, stored):
             return low + length
         high, size = low, size * GROWTH
     return 0
@@ -478,22 +480,20 @@ KEY = "session_id = ? AND vault_name = ? AND owner = ?"
 
 def session_row(db: Database, key: SessionKey, created_at: datetime) -> int:
     """Return the row number of a session; insert the row if it does not exist yet."""
-    found = db.execute(f"SELECT id FROM sessions WHERE {KEY}", key).fetchone()
+    row = db.execute(f"SELECT id FROM sessions WHERE {KEY}", key).fetchone()
     session_id, vault_name, owner = key
-    return (
-        found["id"] if found else insert(db, "sessions", (session_id, vault_name, None, rows.stamp(created_at), owner))
-    )
+    return row["id"] if row else insert(db, "sessions", (session_id, vault_name, None, rows.stamp(created_at), owner))
 
 
 def _find_view(db: Database, record: Record, session: int) -> Record | None:
     run_id = None if record.run_id is None else rows.escape_surrogates(record.run_id)
     key = (session, run_id, record.request_index, stored_name(db, record.raw_tip), stored_name(db, record.view_tip))
-    found = db.execute(
+    row = db.execute(
         "SELECT id, summary FROM views WHERE session = ? AND ifnull(run_id, '') = ifnull(?, '') AND request_index = ?"
         " AND ifnull(raw_tip, '') = ifnull(?, '') AND ifnull(view_tip, '') = ifnull(?, '')",
         key,
     ).fetchone()
-    return replace(record, id=found["id"], summary_id=found["summary"]) if found else None
+    return replace(record, id=row["id"], summary_id=row["summary"]) if row else None
 
 
 def _insert_view(db: Database, record: Record, session: int, entry: Entry) -> Record:
@@ -529,11 +529,11 @@ def compile_row(db: Database, compile: Compile, session: int) -> int:
     own, compile = prefix(writer_of(db)), rows.clear_unknown_tip(db, compile)
     row = rows.summary_row(compile, session, own)
     key, answer = (row[SEALED["context_summaries"].index(name)] for name in ("cache_key", "raw_output"))
-    found = db.execute("SELECT id, raw_output FROM context_summaries WHERE cache_key = ?", (key,)).fetchone()
-    if found:
-        undone = db.execute(f"{UNDONE} AND summary = ?", (found["id"],)).fetchone()
-        if undone is None and found["raw_output"] == answer:
-            return found["id"]
+    stored = db.execute("SELECT id, raw_output FROM context_summaries WHERE cache_key = ?", (key,)).fetchone()
+    if stored:
+        undone = db.execute(f"{UNDONE} AND summary = ?", (stored["id"],)).fetchone()
+        if undone is None and stored["raw_output"] == answer:
+            return stored["id"]
         why = "of another answer" if undone is None else "of a compile that was undone"
         compile = with_null_reasons(replace(compile, cache_key=None), {"cache_key": why})
         row = rows.summary_row(compile, session, own)
@@ -577,7 +577,7 @@ def advance(db: Database, session: int, tip: str | None) -> None:
     """Set the tip of a session's raw history to a stored name; a retried write never moves it back."""
     columns = SEALED["sessions"]
     query = f"SELECT {', '.join(columns)} FROM sessions WHERE id = ?"
-    known = rows.mapping(db.execute(query, (session,)).fetchone())
-    row = {**known, "raw_tip": rows.newer_tip(db, known["raw_tip"], tip)}
+    stored = rows.mapping(db.execute(query, (session,)).fetchone())
+    row = {**stored, "raw_tip": rows.newer_tip(db, stored["raw_tip"], tip)}
     seal = rows.seal(session, [row[column] for column in columns])
     db.execute("UPDATE sessions SET raw_tip = ?, seal = ? WHERE id = ?", (row["raw_tip"], seal, session))

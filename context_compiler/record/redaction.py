@@ -119,22 +119,22 @@ class Redactor:
         ids, bodies, texts = zip(*kept, strict=True) if kept else ((), (), ())
         return RedactedChain(ids=ids, bodies=bodies, texts=texts)
 
-    def _host_data(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _host_data(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Redact a message, a part or an object inside its content; the host defines its fields."""
-        is_host_tool = bool(given.get("tool_kind"))
-        fixed = is_host_tool or given.get("part_kind") in FIXED
+        is_host_tool = bool(fields.get("tool_kind"))
+        fixed = is_host_tool or fields.get("part_kind") in FIXED
         clean: dict[str, Any] = {}
-        for key, one in given.items():
-            if key == "data" and isinstance(one, str):
-                clean[key] = self._file(one, str(given.get("media_type")))
+        for key, value in fields.items():
+            if key == "data" and isinstance(value, str):
+                clean[key] = self._file(value, str(fields.get("media_type")))
             elif key == "citations":
-                clean[key] = one if self(json.dumps(one)) == json.dumps(one) else None
-            elif isinstance(one, str):
-                clean[key] = self(one) if key in TEXTS and not (is_host_tool and key == "tool_name") else one
+                clean[key] = value if self(json.dumps(value)) == json.dumps(value) else None
+            elif isinstance(value, str):
+                clean[key] = self(value) if key in TEXTS and not (is_host_tool and key == "tool_name") else value
             elif key in FREE:
-                clean[key] = self._user_data(one, fixed=fixed)
+                clean[key] = self._user_data(value, fixed=fixed)
             else:
-                clean[key] = self._nested(one)
+                clean[key] = self._nested(value)
         return clean
 
     def _nested(self, value: Any) -> Any:
@@ -147,13 +147,13 @@ class Redactor:
         if isinstance(value, str):
             return self(value)
         if isinstance(value, list):
-            return [self._user_data(one, fixed=fixed) for one in cast(list[Any], value)]
+            return [self._user_data(item, fixed=fixed) for item in cast(list[Any], value)]
         if not isinstance(value, dict):
             return value
-        given = cast(dict[str, Any], value)
-        if given.get("kind") in PIECES and given.keys() <= PIECE_FIELDS:
-            return self._host_data(given)
-        return {key if fixed else self(key): self._user_data(one, fixed=fixed) for key, one in given.items()}
+        fields = cast(dict[str, Any], value)
+        if fields.get("kind") in PIECES and fields.keys() <= PIECE_FIELDS:
+            return self._host_data(fields)
+        return {key if fixed else self(key): self._user_data(item, fixed=fixed) for key, item in fields.items()}
 
     def _file(self, data: str, media_type: str) -> str:
         try:

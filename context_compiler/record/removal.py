@@ -118,9 +118,9 @@ def delete(db: Database, session_id: str) -> int:
 
 def _named(db: Database, session_id: str) -> list[int]:
     """Row numbers of the sessions with a name, which may be damaged."""
-    found = _numbers(db, f"{SESSIONS} AND s.session_id = ?2", (db.owner, rows.escape_surrogates(session_id)))
-    if found or rows.is_text(session_id):
-        return found
+    numbers = _numbers(db, f"{SESSIONS} AND s.session_id = ?2", (db.owner, rows.escape_surrogates(session_id)))
+    if numbers or rows.is_text(session_id):
+        return numbers
     query = f"SELECT s.id, s.session_id FROM sessions s WHERE {OWNED.format(1)}"
     return [row["id"] for row in db.execute(query, (db.owner,)) if row["session_id"] == session_id]
 
@@ -145,11 +145,11 @@ def delete_conversation(db: Database, conversation_id: str, expected: str) -> bo
         "SELECT o.id FROM sessions o JOIN sessions k ON k.session_id = o.session_id AND k.owner = o.owner"
         f" JOIN ({CONVERSATIONS}) f ON f.session = k.id WHERE k.session_id = ?2 AND f.revision = ?3"
     )
-    given = (db.owner, rows.escape_surrogates(conversation_id), expected)
-    if not _numbers(db, query, given):
+    parameters = (db.owner, rows.escape_surrogates(conversation_id), expected)
+    if not _numbers(db, query, parameters):
         return False
     with db.sweep():
-        doomed = _numbers(db, query, given)
+        doomed = _numbers(db, query, parameters)
         _delete(db, doomed)
     return bool(doomed)
 
@@ -191,22 +191,22 @@ def _remove_messages(db: Database, tips: set[str], contents: set[str]) -> list[s
 
 def _referred(db: Database, columns: Iterable[tuple[str, str]], sessions: Sequence[int]) -> set[str]:
     """Names in these columns of the rows of sessions."""
-    found = set[str]()
+    names = set[str]()
     for table, column in columns:
         key = "id" if table == "sessions" else "session"
         if key in COLUMNS[table]:
             query = f"SELECT DISTINCT {column} FROM {table} WHERE {key} IN (SELECT value FROM json_each(?))"
-            found.update(row[0] for row in db.execute(query, (_json(sessions),)) if row[0])
-    return found
+            names.update(row[0] for row in db.execute(query, (_json(sessions),)) if row[0])
+    return names
 
 
 def _in_use(db: Database, columns: Iterable[tuple[str, str]], names: Iterable[str]) -> set[str]:
     """Those of some names that are in these columns."""
-    given, found = _json(names), set[str]()
+    json_names, used = _json(names), set[str]()
     for table, column in columns:
         query = f"SELECT DISTINCT {column} FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))"
-        found.update(row[0] for row in db.execute(query, (given,)))
-    return found
+        used.update(row[0] for row in db.execute(query, (json_names,)))
+    return used
 
 
 def _json(values: Iterable[object]) -> str:

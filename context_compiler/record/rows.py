@@ -157,10 +157,10 @@ def removed_since(db: Database) -> bool:
     """
     if db.tried is None:
         return False
-    number, at = _counter(db, REMOVED)
+    number, removed_at = _counter(db, REMOVED)
     if db.tried.removals is not None:
         return number > db.tried.removals
-    return number > 0 and db.clock() - at <= db.tried.age
+    return number > 0 and db.clock() - removed_at <= db.tried.age
 
 
 def refuse_removed(db: Database) -> None:
@@ -173,17 +173,17 @@ def refuse_removed(db: Database) -> None:
         raise Removed("data was removed after this write was first attempted, possibly the same data")
 
 
-def newer_tip(db: Database, known: str | None, given: str | None) -> str | None:
-    """Return the new tip of a conversation: `given`, unless a retried write would move it back from `known`."""
+def newer_tip(db: Database, old: str | None, new: str | None) -> str | None:
+    """Return the new tip of a conversation: `new`, unless a retried write would move it back from `old`."""
     if db.tried is None:
-        return given
-    found = db.execute(
+        return new
+    ancestor = db.execute(
         "WITH RECURSIVE up (id) AS (SELECT id FROM nodes WHERE id = ? UNION ALL"
         " SELECT n.parent FROM up JOIN nodes n ON n.id = up.id WHERE n.parent NOT NULL)"
         " SELECT 1 FROM up WHERE id = ?",
-        (known, given),
+        (old, new),
     ).fetchone()
-    return given if found is None else known
+    return new if ancestor is None else old
 
 
 def stored_name(db: Database, name: Name) -> Name:
@@ -328,13 +328,13 @@ def digest(values: Sequence[Column]) -> str:
     return ids.blob_id(_SEALED(values).encode())
 
 
-def is_sealed(row: int, values: Sequence[Column], given: str) -> bool:
+def is_sealed(row: int, values: Sequence[Column], stored: str) -> bool:
     """True if a seal matches its row.
 
     There are two forms: `seal`, and the one that PostgreSQL computes when it numbers a row itself: a SHA-256 of the
     number and the `digest` of the values.
     """
-    return given == seal(row, values) or given == ids.text_hash(f"{row}:{digest(values)}")[:16]
+    return stored == seal(row, values) or stored == ids.text_hash(f"{row}:{digest(values)}")[:16]
 
 
 def mapping(row: sqlite3.Row) -> Row:
@@ -397,7 +397,7 @@ def summary_row(compile: Compile, session: int, prefix: str) -> tuple[Column, ..
     """Return the sealed columns of a compile; `prefix` is that of its owner's names."""
     key = reusable_key(compile)
     dropped = [{"what": drop.what, "reason": drop.reason, "tokens": drop.tokens} for drop in compile.sections_dropped]
-    given: dict[str, Column] = {
+    columns: dict[str, Column] = {
         **{name: getattr(compile, name) for name in SEALED["context_summaries"] if name != "session"},
         "session": session,
         "cache_key": None if key is None else prefix + key,
@@ -411,14 +411,14 @@ def summary_row(compile: Compile, session: int, prefix: str) -> tuple[Column, ..
         "usage": _json(compile.usage),
         "created_at": stamp(compile.created_at),
     }
-    return tuple(_plain(given[name]) for name in SEALED["context_summaries"])
+    return tuple(_plain(columns[name]) for name in SEALED["context_summaries"])
 
 
 def view_row(entry: Entry, session: int, summary: int | None, prefix: str) -> tuple[Column, ...]:
     """Return the sealed columns of an entry's request; `prefix` is that of its owner's names."""
     record = entry.record
     raw_tip, view_tip = tips(entry)
-    given: dict[str, Column] = {
+    columns: dict[str, Column] = {
         **{name: getattr(record, name) for name in RECORDED},
         **dict(zip(SUMMED, _summed(record), strict=True)),
         "session": session,
@@ -430,7 +430,7 @@ def view_row(entry: Entry, session: int, summary: int | None, prefix: str) -> tu
         "latency_ms": _real(record.latency_ms),
         "created_at": stamp(record.created_at),
     }
-    return tuple(_plain(given[name]) for name in SEALED["views"])
+    return tuple(_plain(columns[name]) for name in SEALED["views"])
 
 
 def _summed(record: Record) -> tuple[Column, ...]:
@@ -444,25 +444,25 @@ def _summed(record: Record) -> tuple[Column, ...]:
 
 def to_compile(row: Row) -> Compile:
     """Convert a row of `context_summaries`, joined with its session, to a compile."""
-    given = {name: row[name] for name in SEALED["context_summaries"] if name != "session"}
-    parsed = {name: parse_json(given[name]) for name in ("summary_json", "input_payload")}
-    given |= {name: value if isinstance(value, dict) else None for name, value in parsed.items()}
-    given["sections_included"] = tuple(str(name) for name in list_of(row["sections_included"]))
-    given["sections_dropped"] = tuple(_drops(list_of(row["sections_dropped"])))
-    given["usage"] = mapping_of(row["usage"])
-    given["created_at"] = parse_stamp(row["created_at"])
-    given |= {name: without_prefix(given[name]) for name in ("covered_tip", "cache_key")}
-    return Compile(session_id=row["session_id"], vault_name=row["vault_name"], owner=row["owner"], **given)
+    fields = {name: row[name] for name in SEALED["context_summaries"] if name != "session"}
+    parsed = {name: parse_json(fields[name]) for name in ("summary_json", "input_payload")}
+    fields |= {name: value if isinstance(value, dict) else None for name, value in parsed.items()}
+    fields["sections_included"] = tuple(str(name) for name in list_of(row["sections_included"]))
+    fields["sections_dropped"] = tuple(_drops(list_of(row["sections_dropped"])))
+    fields["usage"] = mapping_of(row["usage"])
+    fields["created_at"] = parse_stamp(row["created_at"])
+    fields |= {name: without_prefix(fields[name]) for name in ("covered_tip", "cache_key")}
+    return Compile(session_id=row["session_id"], vault_name=row["vault_name"], owner=row["owner"], **fields)
 
 
 def to_record(row: Row, compile: Compile | None) -> Record:
     """Convert a row of `views`, joined with its session, to a record."""
-    given = {name: row[name] for name in RECORDED}
-    given["ledger"] = mapping_of(row["ledger"])
-    given["created_at"] = parse_stamp(row["created_at"])
-    given |= {name: without_prefix(given[name]) for name in ("raw_tip", "view_tip")}
-    place = {name: row[name] for name in ("session_id", "vault_name", "owner")}
-    return Record(id=row["id"], summary_id=row["summary"], compile=compile, **place, **given)
+    fields = {name: row[name] for name in RECORDED}
+    fields["ledger"] = mapping_of(row["ledger"])
+    fields["created_at"] = parse_stamp(row["created_at"])
+    fields |= {name: without_prefix(fields[name]) for name in ("raw_tip", "view_tip")}
+    session = {name: row[name] for name in ("session_id", "vault_name", "owner")}
+    return Record(id=row["id"], summary_id=row["summary"], compile=compile, **session, **fields)
 
 
 def _json(value: object) -> str:

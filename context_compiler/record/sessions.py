@@ -82,8 +82,8 @@ def save_layers(db: Database, session_id: str, vault_name: str, state: str, *, a
     """
     with db.transaction():
         db.lock_name(rows.escape_surrogates(session_id))
-        found = db.execute(NEWEST_LAYERS, session_key(db, session_id, vault_name)).fetchone()
-        version = 0 if found is None else found["version"]
+        newest = db.execute(NEWEST_LAYERS, session_key(db, session_id, vault_name)).fetchone()
+        version = 0 if newest is None else newest["version"]
         if version != after:
             raise StoreError(
                 f"session {session_id!r}: its layers were changed meanwhile (version {version}, expected {after});"
@@ -97,7 +97,7 @@ def save_layers(db: Database, session_id: str, vault_name: str, state: str, *, a
 
 def actions(db: Database, session_id: str, vault_name: str = "") -> list[Action]:
     """Manual actions on a conversation, oldest first."""
-    found = db.execute(
+    stored = db.execute(
         "SELECT a.* FROM actions a JOIN sessions s ON s.id = a.session"
         " WHERE s.session_id = ? AND s.vault_name = ? AND s.owner = ? ORDER BY a.number",
         session_key(db, session_id, vault_name),
@@ -108,18 +108,18 @@ def actions(db: Database, session_id: str, vault_name: str = "") -> list[Action]
             summary_id=row["summary"],
             created_at=rows.parse_stamp(row["created_at"]),
         )
-        for row in found
+        for row in stored
     ]
 
 
 def answers_by_turn(db: Database, session_id: str, vault_name: str) -> dict[int, int]:
     """Row number of the newest request of each turn of a session, by turn index from 0."""
-    found = db.execute(
+    answers = db.execute(
         "SELECT v.turn_index, max(v.id) FROM views v JOIN sessions s ON s.id = v.session"
         f" WHERE s.session_id = ?1 AND s.vault_name = ?2 AND {OWNED.format(3)} GROUP BY v.turn_index",
         (rows.escape_surrogates(session_id), rows.escape_surrogates(vault_name), db.owner),
     )
-    return {row[0]: row[1] for row in found}
+    return {row[0]: row[1] for row in answers}
 
 
 def save_action(
@@ -131,8 +131,8 @@ def save_action(
         StoreError: The number of the newest action is not `after`.
     """
     with db.transaction():
-        known = actions(db, session_id, vault_name)
-        newest = known[-1].number if known else 0
+        earlier = actions(db, session_id, vault_name)
+        newest = earlier[-1].number if earlier else 0
         if newest != after:
             raise StoreError(
                 f"session {session_id!r}: somebody compiled, undid or pinned in it meanwhile"
@@ -141,8 +141,8 @@ def save_action(
         session = session_row(db, session_key(db, session_id, vault_name), action.created_at)
         made = action.summary_id if compile is None else compile_row(db, compile, session)
         saved = replace(action, number=after + 1, summary_id=made)
-        given = (session, saved.number, action.kind, action.tip, rows.escape_surrogates(action.state), made)
-        insert(db, "actions", (*given, rows.stamp(action.created_at)))
+        columns = (session, saved.number, action.kind, action.tip, rows.escape_surrogates(action.state), made)
+        insert(db, "actions", (*columns, rows.stamp(action.created_at)))
         return saved
 
 
@@ -154,21 +154,21 @@ def announce_compile(
     Returns None if the conversation is not on the record.
     """
     now = datetime.now(UTC)
-    given = (
+    call = (
         rows.escape_surrogates(model),
         rows.stamp(now),
         rows.stamp(now + timedelta(seconds=min(seconds, MAX_CALL_S))),
     )
     with db.transaction():
-        found = db.execute(f"SELECT id FROM sessions WHERE {KEY}", session_key(db, session_id, vault_name)).fetchone()
-        if found is not None:
+        session = db.execute(f"SELECT id FROM sessions WHERE {KEY}", session_key(db, session_id, vault_name)).fetchone()
+        if session is not None:
             db.execute(
                 "INSERT INTO under_way (session, model, started_at, expires_at) VALUES (?, ?, ?, ?)"
                 " ON CONFLICT (session) DO UPDATE SET model = excluded.model, started_at = excluded.started_at,"
                 " expires_at = excluded.expires_at",
-                (found["id"], *given),
+                (session["id"], *call),
             )
-    return None if found is None else (found["id"], now)
+    return None if session is None else (session["id"], now)
 
 
 def withdraw_compile(db: Database, session: int, started_at: datetime) -> None:
@@ -187,8 +187,8 @@ def claim_compile(db: Database, cache_key: str, holder: str, seconds: float) -> 
         now = db.clock()
         db.execute("DELETE FROM claims WHERE until <= ?", (now,))
         db.execute("INSERT OR IGNORE INTO claims VALUES (?, ?, ?)", (name, holder, now + min(seconds, MAX_CALL_S)))
-        found = db.execute("SELECT holder FROM claims WHERE name = ?", (name,)).fetchone()
-    return found is not None and found["holder"] == holder
+        claim = db.execute("SELECT holder FROM claims WHERE name = ?", (name,)).fetchone()
+    return claim is not None and claim["holder"] == holder
 
 
 def renew_claim(db: Database, cache_key: str, holder: str, seconds: float) -> None:
@@ -207,7 +207,7 @@ def save_compile(db: Database, compile: Compile) -> int:
 
 def session_cycles(db: Database, session_id: str, vault_name: str = "") -> list[Cycle]:
     """All cycles of a conversation, oldest first."""
-    found = db.execute(
+    cycles = db.execute(
         "SELECT c.raw_tip, c.config, t.body FROM cycles c JOIN sessions s ON s.id = c.session"
         " JOIN contents t ON t.hash = c.state WHERE s.session_id = ? AND s.vault_name = ? AND s.owner = ?"
         " ORDER BY c.rowid",
@@ -215,7 +215,7 @@ def session_cycles(db: Database, session_id: str, vault_name: str = "") -> list[
     )
     return [
         Cycle(tip=row["raw_tip"], config=row["config"], state=rows.to_text(rows.unpack(row["body"])))
-        for row in found
+        for row in cycles
         if isinstance(row["config"], str)  # otherwise the row is damaged
     ]
 
@@ -229,13 +229,13 @@ def remember(db: Database, name: str, text: str, index_terms: IndexTerms, newest
     content, terms = stored_name(db, ids.blob_id(body)), index_terms(text)
     with archiving(db, name, "", NO_TURNS) as session:
         tip = _space(db, session)["memory_tip"]
-        known = db.execute(
+        existing = db.execute(
             "SELECT m.id FROM memories m JOIN live_memories l ON l.memory = m.id WHERE m.content = ? AND l.session = ?",
             (content, session),
         ).fetchone()
-        if known is not None:
-            _index_newest(db, session, known["id"], text, index_terms, newest)
-            return without_prefix(known["id"])
+        if existing is not None:
+            _index_newest(db, session, existing["id"], text, index_terms, newest)
+            return without_prefix(existing["id"])
         memory = stored_name(db, ids.chain_id(without_prefix(tip), without_prefix(content)))
         keep_body(db, body)
         row = (memory, tip, content, _position(db, tip) + 1, rows.stamp(datetime.now(UTC)))
@@ -299,13 +299,13 @@ def checkout(db: Database, name: str, commit: str, index_terms: IndexTerms, newe
         for memory, (_, text, _) in zip(added, read_memories(db, added), strict=True):
             _make_live(db, session, memory, index_terms(text))
         if newest:
-            found = db.execute(
+            memories = db.execute(
                 "SELECT m.id, m.created_at, t.body FROM live_memories l JOIN memories m ON m.id = l.memory"
                 " JOIN contents t ON t.hash = m.content WHERE l.session = ? ORDER BY m.position DESC",
                 (session,),
             ).fetchall()
-            texts = ((one["id"], _memory(one)[1]) for one in found)
-            last = next((one for one in texts if one[1].startswith(newest)), None)
+            texts = ((entry["id"], _memory(entry)[1]) for entry in memories)
+            last = next((entry for entry in texts if entry[1].startswith(newest)), None)
             if last is not None:
                 _index_newest(db, session, *last, index_terms, newest)
         head = (row["memory_tip"], row["id"], session)
@@ -314,7 +314,7 @@ def checkout(db: Database, name: str, commit: str, index_terms: IndexTerms, newe
 
 def commit_log(db: Database, name: str, limit: int | None) -> list[rows.Row]:
     """The current commit of a session and its ancestors, newest first, at most `limit` of them."""
-    found = db.execute(
+    commits = db.execute(
         "WITH RECURSIVE up (id, parent, at) AS ("
         " SELECT c.id, c.parent, 0 FROM sessions s JOIN spaces p ON p.session = s.id JOIN commits c ON c.id = p.head"
         " WHERE s.session_id = ? AND s.vault_name = '' AND s.owner = ?"
@@ -323,7 +323,8 @@ def commit_log(db: Database, name: str, limit: int | None) -> list[rows.Row]:
         (name, writer_of(db), NO_LIMIT if limit is None else max(limit, 0)),
     )
     return [
-        {**rows.mapping(row), "id": without_prefix(row["id"]), "parent": without_prefix(row["parent"])} for row in found
+        {**rows.mapping(row), "id": without_prefix(row["id"]), "parent": without_prefix(row["parent"])}
+        for row in commits
     ]
 
 
@@ -423,12 +424,12 @@ def session_at(db: Database, name: str, commit: str) -> tuple[str, list[bytes]] 
 
 def scores(db: Database, name: str | None) -> list[rows.Row]:
     """Scores of a session, or of all if `name` is None, oldest first; each row contains its `session_id`."""
-    found = db.execute(
+    stored = db.execute(
         "SELECT c.*, s.session_id FROM scores c JOIN sessions s ON s.id = c.session"
         f" WHERE (?1 IS NULL OR s.session_id = ?1) AND {OWNED.format(2)} ORDER BY c.id",
         (name, db.owner),
     )
-    return [rows.mapping(row) for row in found]
+    return [rows.mapping(row) for row in stored]
 
 
 def _space(db: Database, session: int) -> Any:

@@ -127,12 +127,12 @@ class SQLiteDatabase(sqlite3.Connection):
 
     def find_messages(self, words: Sequence[str], limit: int, *, prefix: str | None) -> list[tuple[str, str]]:
         """Find messages that contain a phrase, newest first."""
-        found = self.execute(
+        matches = self.execute(
             "SELECT node, text FROM messages_fts WHERE messages_fts MATCH ?1"
             " AND (?3 IS NULL OR substr(node, 1, instr(node, '/')) = ?3) ORDER BY rowid DESC LIMIT ?2",
             (f'"{" ".join(words)}"*', limit, prefix),
         )
-        return [(row[0], row[1]) for row in found]
+        return [(row[0], row[1]) for row in matches]
 
     def index_memory(self, number: int, terms: str) -> None:
         """Add the terms of a memory to the search index."""
@@ -176,8 +176,8 @@ class SQLiteDatabase(sqlite3.Connection):
     def clean_indexes(self, gone: Sequence[str] | None = None) -> None:
         """Remove search-index entries whose messages (all, or those with these names) or memories no longer exist."""
         chosen = "NOT IN (SELECT id FROM nodes)" if gone is None else "IN (SELECT value FROM json_each(?1))"
-        given = () if gone is None else (json.dumps(gone),)
-        if self.execute(f"DELETE FROM messages_fts WHERE node {chosen}", given).rowcount:
+        parameters = () if gone is None else (json.dumps(gone),)
+        if self.execute(f"DELETE FROM messages_fts WHERE node {chosen}", parameters).rowcount:
             self.execute("INSERT INTO messages_fts (messages_fts) VALUES ('optimize')")
         if self.execute("DELETE FROM memories_fts WHERE rowid NOT IN (SELECT id FROM live_memories)").rowcount:
             self.execute("INSERT INTO memories_fts (memories_fts) VALUES ('optimize')")
@@ -196,9 +196,9 @@ class SQLiteDatabase(sqlite3.Connection):
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as new:
             create(new)
             expected = dict(new.execute(query).fetchall())
-        found = {row["name"]: row["sql"] for row in self.execute(query)}
-        for name in sorted(expected.keys() | found.keys()):
-            if found.get(name) != expected.get(name):
+        actual = {row["name"]: row["sql"] for row in self.execute(query)}
+        for name in sorted(expected.keys() | actual.keys()):
+            if actual.get(name) != expected.get(name):
                 yield f"schema: {name} differs from a new record"
 
     def check_search_index(self) -> Iterator[str]:

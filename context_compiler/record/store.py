@@ -250,12 +250,12 @@ def open_store(store: str | Path | Store | None, *, busy_timeout_ms: int = BUSY_
     return open_place(store, busy_timeout_ms=busy_timeout_ms) if isinstance(store, str | Path) else store
 
 
-def open_place(place: str | Path, *, read_only: bool = False, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> SQLStore:
+def open_place(location: str | Path, *, read_only: bool = False, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> SQLStore:
     """Return the store at a place; one in an SQLite file waits `busy_timeout_ms` while another process writes."""
-    if not is_address(place):
-        return SQLiteStore(place, read_only=read_only, busy_timeout_ms=busy_timeout_ms)
+    if not is_address(location):
+        return SQLiteStore(location, read_only=read_only, busy_timeout_ms=busy_timeout_ms)
     require_extra("postgres")
-    return import_module("context_compiler.record.postgres").PostgresStore(place, read_only=read_only)
+    return import_module("context_compiler.record.postgres").PostgresStore(location, read_only=read_only)
 
 
 def _run_for_owner(owner: str | None, tried: Moment | None, work: Callable[[Database], T], db: Database) -> T:
@@ -274,9 +274,9 @@ def _method(
     """Make a method of a store from a function on a connection; `takes_long` runs it with `maintain`."""
 
     @wraps(work)
-    async def method(self: SQLStore, *args: P.args, **given: P.kwargs) -> T:
+    async def method(self: SQLStore, *args: P.args, **kwargs: P.kwargs) -> T:
         perform = self.maintain if takes_long else self.perform
-        return await perform(lambda db: work(db, *args, **given))
+        return await perform(lambda db: work(db, *args, **kwargs))
 
     return method
 
@@ -424,13 +424,13 @@ class SQLiteStore(SQLStore):
             await self._file.perform(version_of)
             try:
                 export = partial(maintenance.export, damaged=damaged)
-                found = await file.perform(partial(_run_for_owner, self.owner, self.tried, export))
+                exported = await file.perform(partial(_run_for_owner, self.owner, self.tried, export))
                 try:
-                    while page := await file.perform(lambda _: list(islice(found, PAGE))):
+                    while page := await file.perform(lambda _: list(islice(exported, PAGE))):
                         for row in page:
                             yield row
                 finally:
-                    await file.perform(lambda _: found.close())
+                    await file.perform(lambda _: exported.close())
             finally:
                 await file.close()
 
@@ -441,12 +441,12 @@ class SQLiteStore(SQLStore):
 
 
 @contextmanager
-def _explained_errors(place: Path | str) -> Generator[None]:
+def _explained_errors(location: Path | str) -> Generator[None]:
     """Raise a StoreError with the place and a remedy for any error of a record; a path is located first."""
     try:
         yield
     except FAILURES as error:
-        raise explain(error, locate(place) if isinstance(place, Path) else place) from error
+        raise explain(error, locate(location) if isinstance(location, Path) else location) from error
 
 
 class MemoryStore(SQLStore):

@@ -77,10 +77,10 @@ def sums_of(db: Database, session_id: str | None, sizes_of: SizesOf) -> Sums:
         session_id: The name; None is every name.
         sizes_of: Function from a model and its provider to the sizes of a request above which other rates apply.
     """
-    given = None if session_id is None else escape_surrogates(session_id)
+    name = None if session_id is None else escape_surrogates(session_id)
     query = f"SELECT s.id, s.session_id FROM sessions s WHERE (?1 IS NULL OR s.session_id = ?1) AND {OWNED.format(2)}"
     with db.snapshot():
-        names = {row[0]: row[1] for row in db.execute(query, (given, db.owner))}
+        names = {row[0]: row[1] for row in db.execute(query, (name, db.owner))}
         among = None if session_id is None and db.owner is None else [*names]
         return Sums(
             names=names,
@@ -103,8 +103,8 @@ def sums_over_time(
     db: Database, sessions: Sequence[int] | None, sizes_of: SizesOf, digits: int
 ) -> list[tuple[str, RequestSums]]:
     """The same by the first `digits` characters of the requests' times, such as 10 for days."""
-    found = _grouped(db, sessions, sizes_of, f"substr(v.created_at, 1, {digits:d})")
-    return [(str(key), RequestSums(session=0, **sums)) for key, sums in found]
+    groups = _grouped(db, sessions, sizes_of, f"substr(v.created_at, 1, {digits:d})")
+    return [(str(key), RequestSums(session=0, **sums)) for key, sums in groups]
 
 
 def own_sessions(db: Database) -> list[int] | None:
@@ -117,16 +117,16 @@ def own_sessions(db: Database) -> list[int] | None:
 def _grouped(
     db: Database, sessions: Sequence[int] | None, sizes_of: SizesOf, key: str
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
-    where, given = _within(sessions)
-    models = db.execute(f"SELECT DISTINCT v.model, v.provider FROM views v WHERE {where}", given).fetchall()
+    where, parameters = _within(sessions)
+    models = db.execute(f"SELECT DISTINCT v.model, v.provider FROM views v WHERE {where}", parameters).fetchall()
     sizes = sorted({size for row in models for size in sizes_of(row[0], row[1])})
     rates = [f"CASE WHEN v.{column} > {size:d} THEN 1 END" for column in SIZED for size in sizes]
-    found = db.execute(
+    groups = db.execute(
         f"SELECT {key} AS grouped, v.model, v.provider, {SUMS} FROM views v WHERE {where}"
         f" GROUP BY {', '.join([key, 'v.model', 'v.provider', *rates])} ORDER BY 1",
-        given,
+        parameters,
     )
-    for row in found:
+    for row in groups:
         sums = dict(zip(row.keys(), row, strict=True))
         yield sums.pop("grouped"), sums
 
@@ -154,13 +154,13 @@ SUMS = ", ".join(
 
 
 def _latencies(db: Database, sessions: Sequence[int] | None) -> dict[int, list[float]]:
-    where, given = _within(sessions)
-    found: dict[int, list[float]] = {}
+    where, parameters = _within(sessions)
+    latencies: dict[int, list[float]] = {}
     for session, latency in db.execute(
-        f"SELECT v.session, v.latency_ms FROM views v WHERE {where} AND NOT ({_IMPORTED})", given
+        f"SELECT v.session, v.latency_ms FROM views v WHERE {where} AND NOT ({_IMPORTED})", parameters
     ):
-        found.setdefault(session, []).append(latency)
-    return found
+        latencies.setdefault(session, []).append(latency)
+    return latencies
 
 
 def made_compiles(db: Database, sessions: Sequence[int] | None) -> list[MadeCompile]:
@@ -168,8 +168,10 @@ def made_compiles(db: Database, sessions: Sequence[int] | None) -> list[MadeComp
 
     One that requests of several sessions contain is returned for each of them.
     """
-    where, given = _within(sessions)
-    used = db.execute(f"SELECT DISTINCT v.summary, v.session FROM views v WHERE v.summary NOT NULL AND {where}", given)
+    where, parameters = _within(sessions)
+    used = db.execute(
+        f"SELECT DISTINCT v.summary, v.session FROM views v WHERE v.summary NOT NULL AND {where}", parameters
+    )
     sent = [(row[0], row[1]) for row in used]
     numbers = None if sessions is None else json.dumps(sorted({number for number, _ in sent}))
     columns = "c.id, c.session, c.model_alias AS model, c.usage, c.latency_ms"
@@ -177,7 +179,8 @@ def made_compiles(db: Database, sessions: Sequence[int] | None) -> list[MadeComp
     query = f"SELECT {columns} FROM context_summaries c WHERE c.usage <> '{{}}'"
     rows = {row["id"]: row for row in db.execute(query + among, () if numbers is None else (numbers,))}
     unsent = db.execute(
-        f"{query} AND {where.replace('v.', 'c.')} AND NOT EXISTS (SELECT 1 FROM views v WHERE v.summary = c.id)", given
+        f"{query} AND {where.replace('v.', 'c.')} AND NOT EXISTS (SELECT 1 FROM views v WHERE v.summary = c.id)",
+        parameters,
     ).fetchall()
     return [
         *(_made(rows[number], session, sent=True) for number, session in sent if number in rows),
@@ -198,25 +201,25 @@ def _made(row: Any, session: int, *, sent: bool) -> MadeCompile:
 
 def compile_usage(db: Database, session: int, first: int, last: int) -> list[tuple[str, dict[str, int]]]:
     """Model and usage of each compile that the requests from `first` to `last` use."""
-    found = db.execute(
+    compiles = db.execute(
         "SELECT model_alias, usage FROM context_summaries WHERE usage <> '{}' AND id IN"
         " (SELECT summary FROM views WHERE session = ? AND id BETWEEN ? AND ?)",
         (session, first, last),
     )
-    return [(row["model_alias"], mapping_of(row["usage"])) for row in found]
+    return [(row["model_alias"], mapping_of(row["usage"])) for row in compiles]
 
 
 def unsent_usage(
     db: Database, session: int, since: datetime | None, until: datetime | None
 ) -> list[tuple[str, dict[str, int]]]:
     """Model and usage of each compile that no request uses, made after `since` and up to `until`."""
-    found = db.execute(
+    compiles = db.execute(
         "SELECT id, model_alias, usage FROM context_summaries WHERE session = ?1 AND usage <> '{}'"
         " AND (?2 IS NULL OR created_at > ?2) AND (?3 IS NULL OR created_at <= ?3)"
         " AND id NOT IN (SELECT summary FROM views WHERE session = ?1 AND summary IS NOT NULL)",
-        (session, *(None if at is None else stamp(at) for at in (since, until))),
+        (session, *(None if time is None else stamp(time) for time in (since, until))),
     ).fetchall()
-    unused = (row for row in found if not requests_using_compile(db, row["id"])[2])
+    unused = (row for row in compiles if not requests_using_compile(db, row["id"])[2])
     return [(row["model_alias"], mapping_of(row["usage"])) for row in unused]
 
 

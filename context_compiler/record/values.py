@@ -227,12 +227,12 @@ class InputPrice(NamedTuple):
 
 def input_price(record: Record) -> InputPrice:
     """Read what decides the price of the input of a request."""
-    found = record.ledger.get(PRICE)
-    given = cast("dict[str, object]", found) if isinstance(found, dict) else dict[str, object]()
-    provider = given.get("provider")
-    cached, raw = (one if isinstance(one, int) else 0 for one in (given.get("cached"), given.get("cached_raw")))
+    price = record.ledger.get(PRICE)
+    facts = cast("dict[str, object]", price) if isinstance(price, dict) else dict[str, object]()
+    provider = facts.get("provider")
+    cached, raw = (count if isinstance(count, int) else 0 for count in (facts.get("cached"), facts.get("cached_raw")))
     return InputPrice(
-        model=str(given.get("model") or ""),
+        model=str(facts.get("model") or ""),
         provider=provider if isinstance(provider, str) else None,
         cached=max(0, min(cached, record.tokens_sent)),
         cached_raw=max(0, min(raw, record.tokens_raw)),
@@ -254,16 +254,16 @@ class Tool:
 
 def parse_tools(text: str) -> tuple[Tool, ...]:
     """Parse tools from JSON text."""
-    found = (cast("Mapping[str, Any]", one) for one in list_of(text) if isinstance(one, dict))
+    tools = (cast("Mapping[str, Any]", tool) for tool in list_of(text) if isinstance(tool, dict))
     return tuple(
         Tool(
-            kind=str(one.get("kind")),
-            name=str(one.get("name")),
-            description=one.get("description"),
-            parameters=one.get("parameters") or {},
-            strict=one.get("strict"),
+            kind=str(tool.get("kind")),
+            name=str(tool.get("name")),
+            description=tool.get("description"),
+            parameters=tool.get("parameters") or {},
+            strict=tool.get("strict"),
         )
-        for one in found
+        for tool in tools
     )
 
 

@@ -125,7 +125,7 @@ async def keep(store: SQLStore, revision: str, *said: str, after: str | None = N
         updated_at=days_ago(10 - int(revision)),
     )
     expected = None if revision == "1" else str(int(revision) - 1)
-    work = partial(write_conversation, given=state, entries=entries, expected=expected, text_of=bytes.decode)
+    work = partial(write_conversation, conversation=state, entries=entries, expected=expected, text_of=bytes.decode)
     assert await store.perform(work)
 
 
