@@ -61,8 +61,8 @@ async def compile_again(
             raw, template, room, fidelity=fidelity, model=model, store=store, session=session, system=None
         )
     views: list[View] = []
-    given: dict[str, Any] = {"budget": room, "fidelity": fidelity, "model": model, "store": None, "system": None}
-    compiler = ContextCompiler(template, on_view=views.append, **given, **arguments)
+    settings: dict[str, Any] = {"budget": room, "fidelity": fidelity, "model": model, "store": None, "system": None}
+    compiler = ContextCompiler(template, on_view=views.append, **settings, **arguments)
     await LiveSession([compiler]).request(raw)
     view = views[-1]
     return replace(view, record=view.record and replace(view.record, id=None))  # its number is of a record in memory

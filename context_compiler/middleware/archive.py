@@ -192,8 +192,8 @@ class Archive:
         """The newest recorded request of a conversation; None if there is none in this vault that can be reused."""
         if not self.keeps_content:
             return None
-        found = await self.access.read(lambda store: store.views(session_id, limit=1))
-        return found[0] if found and found[0].vault_name == self._arguments.place else None
+        records = await self.access.read(lambda store: store.views(session_id, limit=1))
+        return records[0] if records and records[0].vault_name == self._arguments.place else None
 
     async def newest_request(self, session_id: str) -> Record | None:
         """The newest request of a conversation, with or without content; preferably one with a budget."""
@@ -232,7 +232,7 @@ class Archive:
         self._cycles.keep((cycle.tip, cycle.config), cycle)
         made = self._session_cycles.get((self.owner, session_id)) or ()
         self._session_cycles.keep(
-            (self.owner, session_id), (*(one for one in made if one.tip != cycle.tip), cycle)[-STEPS:]
+            (self.owner, session_id), (*(earlier for earlier in made if earlier.tip != cycle.tip), cycle)[-STEPS:]
         )
 
     def remember_blocks(self, blocks: Blocks) -> None:
@@ -277,29 +277,29 @@ class Archive:
 
     async def _cycle(self, store: Store | None, ids: Sequence[str], config: str) -> Cycle | None:
         tips = reversed(ids) if self._cycles else ()
-        found = next((found for tip in tips if (found := self._cycles.get((tip, config)))), None)
-        if found is not None or store is None:
-            return found
+        cycle = next((cycle for tip in tips if (cycle := self._cycles.get((tip, config)))), None)
+        if cycle is not None or store is None:
+            return cycle
         stored = await store.find_cycle(ids, config)
-        found = Cycle.from_json(stored.state) if stored is not None else None
-        return replace(found, config=config) if found is not None else None
+        cycle = Cycle.from_json(stored.state) if stored is not None else None
+        return replace(cycle, config=config) if cycle is not None else None
 
     async def _known_blocks(self, store: Store | None, ids: Sequence[str], config: str) -> Blocks | None:
         """Recall blocks of the newest of these prompts that has any; None if there are none."""
         ids = [name.removeprefix(PROMPT) for name in ids]
         tips = reversed(ids) if self._blocks else ()
-        found = next((found for tip in tips if (found := self._blocks.get((tip, config)))), None)
-        if found is not None or store is None:
-            return found
+        blocks = next((blocks for tip in tips if (blocks := self._blocks.get((tip, config)))), None)
+        if blocks is not None or store is None:
+            return blocks
         stored = await store.find_cycle(ids, _blocks_config(config))
         return Blocks.from_json(stored.state, config) if stored is not None else None
 
     async def _known_actions(self, store: Store | None, session_id: str) -> list[Action]:
         """User actions on a conversation, oldest first: those on the record, else those of this process."""
         if isinstance(store, Steered):
-            found = await store.actions(session_id, self._arguments.place)
-            self._actions.keep((self.owner, session_id), tuple(found))
-            return found
+            actions = await store.actions(session_id, self._arguments.place)
+            self._actions.keep((self.owner, session_id), tuple(actions))
+            return actions
         return list(self._actions.get((self.owner, session_id)) or ())
 
     async def link_compile(self, cycle: Cycle, session_id: str) -> Cycle:
@@ -316,8 +316,8 @@ class Archive:
             await self.access.see_removals(store)
             return await work(store)
 
-        found = await self.access.read(read) if self.keeps_content else None
-        return await work(None) if found is None else found
+        recorded = await self.access.read(read) if self.keeps_content else None
+        return await work(None) if recorded is None else recorded
 
     def moment(self) -> Moment:
         """This moment, with the newest removal that is known to come before it."""
@@ -332,16 +332,16 @@ class Archive:
             StoreError: The action could not be saved, content was deleted since the conversation was read, or another
                 action came first; nothing was saved.
         """
-        store, place = self.access.store_for(began) if self.keeps_content else None, self._arguments.place
+        store, vault = self.access.store_for(began) if self.keeps_content else None, self._arguments.place
         if isinstance(store, Steered):
             try:
-                action = await store.save_action(session_id, place, action, after=after, compile=row)
+                action = await store.save_action(session_id, vault, action, after=after, compile=row)
             except StoreError:
-                newer = [one for one in await store.actions(session_id, place) if one.number > after]
-                kinds = {one.kind for one in newer}
+                newer = [other for other in await store.actions(session_id, vault) if other.number > after]
+                kinds = {other.kind for other in newer}
                 if action.kind != COMPILE or not newer or kinds & {COMPILE, UNDO}:
                     raise
-                action = await store.save_action(session_id, place, action, after=newer[-1].number, compile=row)
+                action = await store.save_action(session_id, vault, action, after=newer[-1].number, compile=row)
         else:
             await self.keep_unsent(row, began)
             action = replace(action, number=after + 1)
@@ -368,9 +368,9 @@ class Archive:
         """All cycles of a conversation, oldest first; StoreError if the record cannot be read."""
         if not (self.keeps_content and isinstance(self.store, Steered)):
             return list(self._session_cycles.get((self.owner, session_id)) or ())
-        found = await self.store.session_cycles(session_id, self._arguments.place)
-        cycles = ((one, Cycle.from_json(one.state)) for one in found if not one.config.endswith(RECALLED))
-        return [replace(cycle, config=one.config) for one, cycle in cycles if cycle is not None]
+        rows = await self.store.session_cycles(session_id, self._arguments.place)
+        cycles = ((row, Cycle.from_json(row.state)) for row in rows if not row.config.endswith(RECALLED))
+        return [replace(cycle, config=row.config) for row, cycle in cycles if cycle is not None]
 
 
 class Windows:
@@ -406,16 +406,16 @@ class Windows:
         """
         if not self._access.keeps_content or not window.ids:
             return ()
-        place = self._access.owner, session_id
-        known, since = (self._histories.get(place) if named else None) or (None, None)
-        start = None if known is None else _window_start(known, window)
+        key = self._access.owner, session_id
+        history, since = (self._histories.get(key) if named else None) or (None, None)
+        start = None if history is None else _window_start(history, window)
         if since is not None and start and await self._is_stale(since):
-            self._histories.take(place)
-            known = start = None
+            self._histories.take(key)
+            history = start = None
         if start is None:
-            known = await self._stored(session_id, reader, seen=named and known is None)
-            start = None if known is None else _window_start(known, window)
-        return known.messages[: start or 0] if known is not None else ()
+            history = await self._stored(session_id, reader, seen=named and history is None)
+            start = None if history is None else _window_start(history, window)
+        return history.messages[: start or 0] if history is not None else ()
 
     async def whole(self, session_id: str, reader: Reader) -> Sequence[ModelMessage]:
         """All messages of a conversation in the host's store, of which the application loaded none (`limit=0`)."""
@@ -432,28 +432,28 @@ class Windows:
 
     async def _stored(self, session_id: str, reader: Reader, *, seen: bool) -> History | None:
         """A conversation as the host's store has it; without one there and with `seen`, as the compiler last saw it."""
-        place = self._access.arguments.place
+        vault = self._access.arguments.place
 
         async def bodies(store: Store) -> list[bytes] | None:
             sql = self._access.as_sql(store)
-            found = await sql.conversation(session_id) if sql is not None else None
-            return await _transcript(store, session_id, place) if found is None and seen else found
+            stored = await sql.conversation(session_id) if sql is not None else None
+            return await _transcript(store, session_id, vault) if stored is None and seen else stored
 
         async def load() -> History | None:
-            found = await self._access.perform(bodies)
-            return reader.read(load_messages(found)) if found else None
+            stored = await self._access.perform(bodies)
+            return reader.read(load_messages(stored)) if stored else None
 
         return await self._access.attempt_read(load)
 
 
 def before_window(
-    known: History, earlier: Sequence[ModelMessage], window: Sequence[ModelMessage], reader: Reader
+    history: History, earlier: Sequence[ModelMessage], window: Sequence[ModelMessage], reader: Reader
 ) -> Sequence[ModelMessage]:
     """Messages of a run before its window: `earlier`, unless the application has moved the window since."""
-    if not window or known.readings[len(earlier) : len(earlier) + 1] == (reader.one(window[0]),):
+    if not window or history.readings[len(earlier) : len(earlier) + 1] == (reader.one(window[0]),):
         return earlier
-    start = _window_start(known, reader.read(window), overlap=1)
-    return earlier if start is None else known.messages[:start]
+    start = _window_start(history, reader.read(window), overlap=1)
+    return earlier if start is None else history.messages[:start]
 
 
 async def _transcript(store: Store, session_id: str, place: str) -> list[bytes]:
@@ -461,34 +461,34 @@ async def _transcript(store: Store, session_id: str, place: str) -> list[bytes]:
     return await (store.transcript(session_id, place) if place else store.transcript(session_id))
 
 
-def _window_start(known: History, window: History, overlap: int = OVERLAP) -> int | None:
+def _window_start(history: History, window: History, overlap: int = OVERLAP) -> int | None:
     """Position in a known history at which a window of it begins; None if it is not a window of this history.
 
     A current window overlaps the end of the history and continues it. If no position does that, the first position with
     a long enough overlap is taken: the window is then of an earlier state.
     """
-    names, first = [reading.name for reading in known.readings], [reading.name for reading in window.readings]
+    names, first = [reading.name for reading in history.readings], [reading.name for reading in window.readings]
     if not names or names[0] == first[0]:
         return 0 if names else None
-    found = None
+    position = None
     for start in range(1, len(names)):
         if names[start] != first[0]:
             continue
         shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(names[start:], first, strict=False))))
         if shared == len(names) - start and shared >= min(overlap, len(first) - 1):
             return start
-        if found is None and shared >= min(OVERLAP, len(first)):
-            found = start
-    return found
+        if position is None and shared >= min(OVERLAP, len(first)):
+            position = start
+    return position
 
 
 async def _newest_request(store: Store, session_id: str) -> Record | None:
     for limit in (1, NEWEST):
-        found = await store.views(session_id, limit=limit)
-        within = next((one for one in found if one.budget is not None), None)
-        if within is not None or len(found) < limit:
+        records = await store.views(session_id, limit=limit)
+        within = next((record for record in records if record.budget is not None), None)
+        if within is not None or len(records) < limit:
             break
-    return within or (found[0] if found else None)
+    return within or (records[0] if records else None)
 
 
 def _lacks_row(cycle: Cycle) -> bool:

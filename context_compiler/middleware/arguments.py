@@ -196,13 +196,13 @@ class Arguments:
         Raises:
             PicklingError: An argument cannot be pickled; the message names it.
         """
-        given = self.given()
-        for name, value in given.items():
+        arguments = self.given()
+        for name, value in arguments.items():
             error = attempt(partial(pickle.dumps, value)).error
             if error is not None:
                 what = f"{name}={value!r:.80} cannot be pickled ({error})"
                 raise pickle.PicklingError(f"{what}: make the compiler in the process that uses it") from error
-        return _rebuild, (type(self), given)
+        return _rebuild, (type(self), arguments)
 
     def __repr__(self) -> str:
         """The arguments that differ from their defaults, each shortened."""

@@ -77,31 +77,31 @@ async def start(context: RequestContext, previous: Cycle | None, host: Host) -> 
 
 
 async def finish(
-    context: RequestContext, one: PendingCompile, host: Host
+    context: RequestContext, job: PendingCompile, host: Host
 ) -> tuple[Advance | None, Compile | None, CompileError | None]:
     """Wait for a background compile and turn it into an advance.
 
     Returns:
         The advance, or None with the row and the error of a failed compile.
     """
-    response = await host.land(one.task)
+    response = await host.land(job.task)
     try:
-        response = host.charge(_charge_once(context, one, response))
+        response = host.charge(_charge_once(context, job, response))
     except CompileError as error:
         context.run.mark_model_asked(context.turn)
-        return None, _row(one, error), error
+        return None, _row(job, error), error
 
     async def answer(_: SummaryRequest) -> SummaryResponse:
         return response
 
-    begun = one.context
+    begun = job.context
     fixed = begun.request.fixed
-    done = await advance(begun, one.limits, where=one.where, ask=answer, previous=one.previous, overhead=fixed)
+    done = await advance(begun, job.limits, where=job.where, ask=answer, previous=job.previous, overhead=fixed)
     valid = valid_cycle(done.cycle, context.history, context.policy.config)
     cycle = (
         restore_late_calls(valid, context.history, context.pairing, context.base) if valid is not None else done.cycle
     )
-    return replace(done, cycle=cycle, row=done.row and _with_note(one, done.row)), None, None
+    return replace(done, cycle=cycle, row=done.row and _with_note(job, done.row)), None, None
 
 
 async def discard(context: RequestContext, host: Host) -> tuple[Compile | None, CompileError | None]:
@@ -112,28 +112,28 @@ async def discard(context: RequestContext, host: Host) -> tuple[Compile | None, 
     Returns:
         The row of the discarded compile, and the error if it failed; None for both if nothing was discarded.
     """
-    one = pending(context)
-    if one is None:
+    job = pending(context)
+    if job is None:
         return None, None
-    reason, made = _reason_unusable(context, one, host), response_of(one.task) if one.task.done() else None
+    reason, made = _reason_unusable(context, job, host), response_of(job.task) if job.task.done() else None
     failed = made is not None and made.error is not None and made.fault is None
     if reason is None:
-        return (await finish(context, one, host))[1:] if failed else (None, None)
+        return (await finish(context, job, host))[1:] if failed else (None, None)
     spent: dict[str, int] = {}
     if made is not None:
-        spent = host.charge(replace(_charge_once(context, one, made), failure=None)).usage
-    context.compiler.pending.take(one)
-    one.cancel()
-    return _row(one, CompileError(reason, model=context.policy.model, phase="background", usage=spent), "skipped"), None
+        spent = host.charge(replace(_charge_once(context, job, made), failure=None)).usage
+    context.compiler.pending.take(job)
+    job.cancel()
+    return _row(job, CompileError(reason, model=context.policy.model, phase="background", usage=spent), "skipped"), None
 
 
-def unused_row(one: PendingCompile) -> Compile | None:
+def unused_row(job: PendingCompile) -> Compile | None:
     """Row of a finished compile that no request has used; None if it cost nothing."""
-    made = response_of(one.task)
+    made = response_of(job.task)
     if not made.usage:
         return None
-    model = one.context.policy.model
-    return _row(one, CompileError("no request used it", model=model, phase="background", usage=made.usage), "skipped")
+    model = job.context.policy.model
+    return _row(job, CompileError("no request used it", model=model, phase="background", usage=made.usage), "skipped")
 
 
 def _charge_once(context: RequestContext, one: PendingCompile, response: SummaryResponse) -> SummaryResponse:
@@ -141,13 +141,13 @@ def _charge_once(context: RequestContext, one: PendingCompile, response: Summary
     return response if context.compiler.pending.take(one) else replace(response, usage={}, cost=None)
 
 
-def _reason_unusable(context: RequestContext, one: PendingCompile, host: Host) -> str | None:
+def _reason_unusable(context: RequestContext, job: PendingCompile, host: Host) -> str | None:
     """Reason why this request cannot use a compile; None if it can."""
-    if one.task.get_loop() is not host.loop:
+    if job.task.get_loop() is not host.loop:
         return "it was made in another event loop"
-    if one.task.cancelled():
+    if job.task.cancelled():
         return "it was cancelled"
-    return None if one.fits(context.history, context.policy.config) else "the history has changed since"
+    return None if job.fits(context.history, context.policy.config) else "the history has changed since"
 
 
 def _row(one: PendingCompile, error: CompileError, status: str = "failed") -> Compile:

@@ -28,9 +28,9 @@ def ledger_of(
     lost: Sequence[Rule],
 ) -> dict[str, Any]:
     """The token breakdown of a view, with the state of each rule."""
-    found = token_breakdown(_sections(context, cycle, sent, blocks, notes), lines, kept)
+    breakdown = token_breakdown(_sections(context, cycle, sent, blocks, notes), lines, kept)
     states = rule_states(context.rules, context.found_rules.rules, listed_rules(cycle, notes), lost)
-    return {**found, "rules": states} if states else found
+    return {**breakdown, "rules": states} if states else breakdown
 
 
 def numbers_of(context: RequestContext, done: Advance | None) -> dict[str, Mapping[str, object]]:
@@ -64,12 +64,12 @@ def drops_of(context: RequestContext, cycle: Cycle, done: Advance | None, lost: 
 def _cycle_drops(context: RequestContext, cycle: Cycle) -> ListedDrops:
     """Drops of a cycle; cached, because all requests of a cycle leave out the same messages unless a pin changes."""
     name = cycle.tip, cycle.config, context.steering.pins
-    known = context.compiler.drops.get(name)
-    if known is None or replace(known[0], summary_id=cycle.summary_id) != cycle:
+    entry = context.compiler.drops.get(name)
+    if entry is None or replace(entry[0], summary_id=cycle.summary_id) != cycle:
         drops = cycle_drops(cycle, context)
-        known = cycle, (drops, by_reason(drops))
-        context.compiler.drops.keep(name, known)
-    return known[1]
+        entry = cycle, (drops, by_reason(drops))
+        context.compiler.drops.keep(name, entry)
+    return entry[1]
 
 
 def _sections(

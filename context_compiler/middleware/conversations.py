@@ -55,10 +55,10 @@ class RecordConversationStore(ConversationStore):
     def __init__(self, store: str | Path | Store = DEFAULT_PATH, *, owner: str | None = None) -> None:
         if ConversationStore is object:
             raise SettingsError("conversation stores need Pydantic AI 2.68 or newer: pip install -U pydantic-ai-slim")
-        given = open_store(store)
-        if not isinstance(given, SQLStore):
+        opened = open_store(store)
+        if not isinstance(opened, SQLStore):
             raise SettingsError(f"{store!r} keeps no conversations: give a path, or a store of this package")
-        self.store = given.scoped(owner)
+        self.store = opened.scoped(owner)
         self._facts: TypeAdapter[Any] = TypeAdapter(ConversationRecord)
         self._reader = reader_of(as_counter(None))
 
@@ -89,7 +89,7 @@ class RecordConversationStore(ConversationStore):
             ConversationConflict: The stored revision is a different one, or the parent of an entry no longer exists.
             StoreError: The record could not be saved; nothing was written.
         """
-        log = [LogEntry(id=one.id, parent=one.parent_id, body=message_body(one.message)) for one in new_entries]
+        log = [LogEntry(id=entry.id, parent=entry.parent_id, body=message_body(entry.message)) for entry in new_entries]
         work = partial(
             conversations.write_conversation,
             conversation=self._conversation(record),
@@ -122,13 +122,13 @@ class RecordConversationStore(ConversationStore):
         """
         if head_id is None or limit == 0:
             return []
-        found = await self.store.perform(partial(conversations.read_log, head=head_id, limit=limit))
-        if not found:
+        entries = await self.store.perform(partial(conversations.read_log, head=head_id, limit=limit))
+        if not entries:
             raise LookupError(f"no entry {head_id!r}")
-        messages = load_messages([one.body for one in found])
+        messages = load_messages([entry.body for entry in entries])
         return [
-            ConversationEntry(id=one.id, parent_id=one.parent, message=message)
-            for one, message in zip(found, messages, strict=True)
+            ConversationEntry(id=entry.id, parent_id=entry.parent, message=message)
+            for entry, message in zip(entries, messages, strict=True)
         ]
 
     async def close(self) -> None:

@@ -143,8 +143,8 @@ def _bare_result(
     sent = attempt(lambda: compiler.reader.read(messages)).value or EMPTY
     sections = {"instructions and schemas": request.overhead, "messages": sent.tokens}
     cost = request.overhead + sent.tokens
-    found = attempt(lambda: find_rules(raw)).value if compiler.arguments.detect_rules else None
-    lost = absent_rules(rules_of(raw, request.rules, run.steering, found or Found()), sent)
+    rules = attempt(lambda: find_rules(raw)).value if compiler.arguments.detect_rules else None
+    lost = absent_rules(rules_of(raw, request.rules, run.steering, rules or Found()), sent)
     drops = (*_last_drops(raw, sent, list(kept)), *lost_drops(lost))
     view = View(
         messages=messages,
@@ -170,8 +170,8 @@ def _bare_result(
 
 def unreadable_parts(request: Request, result: Result) -> ContextCompilerError | None:
     """Error that names the parts of a request that cannot be read, such as a deeply nested result; None if all can."""
-    given = {"history": (request.messages, result.raw), "view": (result.view.messages, result.sent)}
-    names = [name for name, (messages, history) in given.items() if messages and not len(history)]
+    sources = {"history": (request.messages, result.raw), "view": (result.view.messages, result.sent)}
+    names = [name for name, (messages, history) in sources.items() if messages and not len(history)]
     lost = f"the {' and the '.join(names)} of a request cannot be read: its row is recorded without it"
     return ContextCompilerError(lost) if names else None
 
@@ -179,9 +179,9 @@ def unreadable_parts(request: Request, result: Result) -> ContextCompilerError |
 def _last_drops(raw: History, sent: History, kept: Sequence[int]) -> Iterator[Drop]:
     """Drops for everything that the last exchange leaves out or shortens; `kept` are the raw positions of `sent`."""
     start = 0
-    for place, at in zip((*sent.readings, None), (*kept, len(raw)), strict=False):
-        if start < at <= len(raw):
-            yield drop_of(start, at, LAST_RESORT.text, raw.sums[at] - raw.sums[start])
-        if place is not None and at < len(raw) and (gone := raw.readings[at].tokens - place.tokens):
-            yield drop_of(at, at + 1, LAST_RESORT_TRUNCATION.text, gone)
-        start = at + 1
+    for reading, position in zip((*sent.readings, None), (*kept, len(raw)), strict=False):
+        if start < position <= len(raw):
+            yield drop_of(start, position, LAST_RESORT.text, raw.sums[position] - raw.sums[start])
+        if reading is not None and position < len(raw) and (gone := raw.readings[position].tokens - reading.tokens):
+            yield drop_of(position, position + 1, LAST_RESORT_TRUNCATION.text, gone)
+        start = position + 1

@@ -55,10 +55,10 @@ class RecordHistory:
             StoreError: The record cannot be read.
         """
         make = import_module("pydantic_ai_harness.step_persistence").RunRecord
-        found = await self._read(lambda store: store.sessions())
+        sessions = await self._read(lambda store: store.sessions())
         return [
-            make(run_id=_run_id(one), conversation_id=one.session_id, started_at=one.created_at)
-            for one in sorted(found, key=lambda one: one.created_at)
+            make(run_id=_run_id(session), conversation_id=session.session_id, started_at=session.created_at)
+            for session in sorted(sessions, key=lambda session: session.created_at)
         ]
 
     async def run_history(self, *, run_id: str) -> list[ModelMessage]:
@@ -81,18 +81,18 @@ class RecordHistory:
 
 async def _versions(store: Store, run_id: str) -> list[list[ModelMessage]]:
     """Versions of a conversation's history, oldest first; a version that a later one continues is left out."""
-    known = next((one for one in await store.sessions() if _run_id(one) == run_id), None)
-    if known is None:
+    session = next((candidate for candidate in await store.sessions() if _run_id(candidate) == run_id), None)
+    if session is None:
         return []
-    found = [load_messages(await store.transcript(known.session_id, known.vault_name))]
-    named = set(_READER.read(found[0]).chain.ids)
-    for view in await store.views(known.session_id):
-        if view.vault_name != known.vault_name or view.raw_tip is None or view.raw_tip in named:
+    versions = [load_messages(await store.transcript(session.session_id, session.vault_name))]
+    named = set(_READER.read(versions[0]).chain.ids)
+    for view in await store.views(session.session_id):
+        if view.vault_name != session.vault_name or view.raw_tip is None or view.raw_tip in named:
             continue
         with suppress(StoreError):  # the chain was pruned
-            found.append(load_messages(await store.chain(view.raw_tip)))
-            named |= {view.raw_tip, *_READER.read(found[-1]).chain.ids}
-    return found[::-1]
+            versions.append(load_messages(await store.chain(view.raw_tip)))
+            named |= {view.raw_tip, *_READER.read(versions[-1]).chain.ids}
+    return versions[::-1]
 
 
 def _merge_versions(versions: Iterable[Sequence[ModelMessage]]) -> list[ModelMessage]:
@@ -104,15 +104,15 @@ def _merge_versions(versions: Iterable[Sequence[ModelMessage]]) -> list[ModelMes
     merged: dict[Hashable, tuple[ModelMessage, Any]] = {}
     before: dict[Hashable, tuple[ModelMessage, Any]] = {}
     for messages in versions:
-        found = {_part_key(message, part): (message, part) for message in messages for part in message.parts}
-        artifacts = {name for name, (_, part) in found.items() if _is_artifact(part)}
+        parts = {_part_key(message, part): (message, part) for message in messages for part in message.parts}
+        artifacts = {name for name, (_, part) in parts.items() if _is_artifact(part)}
         prompt = next((name for name, (_, part) in reversed(before.items()) if part.part_kind == "user-prompt"), None)
-        if prompt is not None and prompt not in found and artifacts <= before.keys():
-            for name in before.keys() - found.keys():
+        if prompt is not None and prompt not in parts and artifacts <= before.keys():
+            for name in before.keys() - parts.keys():
                 merged.pop(name, None)
-        merged |= {name: one for name, one in found.items() if name not in merged and name not in artifacts}
-        before = found
-    groups = groupby(merged.values(), key=lambda one: id(one[0]))
+        merged |= {name: entry for name, entry in parts.items() if name not in merged and name not in artifacts}
+        before = parts
+    groups = groupby(merged.values(), key=lambda entry: id(entry[0]))
     return [_with_parts([*group]) for _, group in groups]
 
 

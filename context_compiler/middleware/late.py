@@ -114,7 +114,7 @@ class LateWrites:
             StoreError: The record failed again; the writes stay in the queue.
         """
         if not self._executing.acquire(blocking=False):
-            return all(one.conversation != conversation for one in tuple(self.waiting))
+            return all(write.conversation != conversation for write in tuple(self.waiting))
         lost = Counter[str]()
         try:
             while (waiting := tuple(self.waiting)) and await self._execute(waiting, lost):

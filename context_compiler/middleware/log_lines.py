@@ -24,8 +24,8 @@ def log_text(error: Exception) -> str:
         return safe_line(f"{kind}: {error.phase} ({error.model})")
     if isinstance(error, ContextCompilerError):
         return safe_line(f"{kind}: {error}")
-    place = traceback.extract_tb(error.__traceback__)
-    return f"{kind} in {place[-1].name}, line {place[-1].lineno}" if place else kind
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{kind} in {frames[-1].name}, line {frames[-1].lineno}" if frames else kind
 
 
 def log_compile(record: Record, result: Result) -> None:
@@ -69,7 +69,7 @@ def _cost_text(record: Record, made: Compile | None) -> str:
 def warn_of_fewer_turns(arguments: Arguments, result: Result) -> bool:
     """Warn if fewer turns are kept than the caller asked for, and suggest a remedy; True if a warning was logged."""
     wanted = arguments.recent_turns
-    kept, turns = (sum(reading.has_prompt for reading in one.readings) - 1 for one in (result.sent, result.raw))
+    kept, turns = (sum(reading.has_prompt for reading in history.readings) - 1 for history in (result.sent, result.raw))
     if not isinstance(wanted, int) or kept >= min(wanted, turns):
         return False
     LOG.warning(

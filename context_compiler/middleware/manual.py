@@ -151,8 +151,8 @@ class Manual:
             if not mine:
                 why = f"another compile of this conversation is under way; {AS_IT_WAS}"
                 return CompileResult(session=session, kind="compile", done=False, why=why, focus=focus)
-            found = await self._read(session, model)
-            result = await self._compile(found, found.order(focus, start))
+            upcoming = await self._read(session, model)
+            result = await self._compile(upcoming, upcoming.order(focus, start))
         return replace(result, seconds=time.perf_counter() - began)
 
     async def preview(
@@ -160,95 +160,102 @@ class Manual:
     ) -> CompileResult:
         """Outcome of a compile as far as it is known in advance; no model is called and nothing is recorded."""
         focus = _checked_focus(focus)
-        found = await self._read(session, model)
+        upcoming = await self._read(session, model)
         wanted: list[SummaryRequest] = []
 
         async def refuse(request: SummaryRequest) -> SummaryResponse:
             wanted.append(request)
             return NOT_ASKED
 
-        outcome = await try_await(self._advance(found, "preview", found.order(focus, start), refuse))
+        outcome = await try_await(self._advance(upcoming, "preview", upcoming.order(focus, start), refuse))
         if outcome.value is None:
-            return await self._failure(found, "preview", focus, outcome.error)
+            return await self._failure(upcoming, "preview", focus, outcome.error)
         done, result = outcome.value
         if not wanted:
             return result
         order, count = wanted[0], self._state.counter.text
-        summaries = self._summaries.with_arguments(found.context.compiler.arguments)
-        refused = await summaries.refusal(self._summary_call(found, order))
+        summaries = self._summaries.with_arguments(upcoming.context.compiler.arguments)
+        refused = await summaries.refusal(self._summary_call(upcoming, order))
         if refused is not None:
             return replace(result, why=f"{refused}: no model would be asked" if result.done else result.why)
-        given = sum(map(count, order.prompts)) + order.cap * (len(order.prompts) - 1)
-        usage = {"input_tokens": round(given * found.ratio), "output_tokens": order.cap * len(order.prompts)}
-        most = found.calibrated(found.context.request.fixed + done.selection.draft.total)
-        result = replace(result, after=most, usage=usage, **_model_and_cost(found, usage), summary="")
+        tokens = sum(map(count, order.prompts)) + order.cap * (len(order.prompts) - 1)
+        usage = {"input_tokens": round(tokens * upcoming.ratio), "output_tokens": order.cap * len(order.prompts)}
+        most = upcoming.calibrated(upcoming.context.request.fixed + done.selection.draft.total)
+        result = replace(result, after=most, usage=usage, **_model_and_cost(upcoming, usage), summary="")
         return replace(result, done=most < result.before or bool(focus), why="")
 
-    async def _compile(self, found: NextRequest, order: Order) -> CompileResult:
+    async def _compile(self, upcoming: NextRequest, order: Order) -> CompileResult:
         answers, asked = list[SummaryResponse](), list[SummaryRequest]()
 
         async def ask(wanted: SummaryRequest) -> SummaryResponse:
             asked.append(wanted)
-            summaries = self._summaries.with_arguments(found.context.compiler.arguments)
-            answer = await summaries.answer(self._summary_call(found, wanted))
+            summaries = self._summaries.with_arguments(upcoming.context.compiler.arguments)
+            answer = await summaries.answer(self._summary_call(upcoming, wanted))
             answers.append(answer)
             if answer.error is not None:
                 raise answer.error
             return answer
 
-        outcome = await try_await(self._advance(found, "compile", order, ask))
+        outcome = await try_await(self._advance(upcoming, "compile", order, ask))
         spent = answers[0] if answers else None
         if outcome.value is None:
             if spent is not None and isinstance(outcome.error, CompileError):
-                where, policy = found.context.where, found.context.policy
-                row = failed_row(where, found.raw, policy, asked[0], outcome.error)
-                await self._archive.keep_unsent(row, found.began)
-            return await self._failure(found, "compile", order.focus, outcome.error, spent)
+                where, policy = upcoming.context.where, upcoming.context.policy
+                row = failed_row(where, upcoming.raw, policy, asked[0], outcome.error)
+                await self._archive.keep_unsent(row, upcoming.began)
+            return await self._failure(upcoming, "compile", order.focus, outcome.error, spent)
         done, result = outcome.value
         if spent is not None and spent.refused is None:
-            result = replace(result, usage=spent.usage, **_model_and_cost(found, spent.usage, spent.cost))
+            result = replace(result, usage=spent.usage, **_model_and_cost(upcoming, spent.usage, spent.cost))
         elif spent is not None and result.done:
             result = replace(result, why=f"{spent.refused}: no model was asked")
-        row = self._row(found, order, done)
+        row = self._row(upcoming, order, done)
         if not result.done:
-            await self._archive.keep_unsent(row, found.began)
+            await self._archive.keep_unsent(row, upcoming.began)
             return result
-        saved = await try_await(self._save(found, done, result, row))
+        saved = await try_await(self._save(upcoming, done, result, row))
         if saved.error is not None:
-            await self._archive.keep_unsent(row, found.began)
-            return await self._failure(found, "compile", order.focus, saved.error, spent)
+            await self._archive.keep_unsent(row, upcoming.began)
+            return await self._failure(upcoming, "compile", order.focus, saved.error, spent)
         return result
 
-    def _summary_call(self, found: NextRequest, wanted: SummaryRequest) -> SummaryCall:
+    def _summary_call(self, upcoming: NextRequest, wanted: SummaryRequest) -> SummaryCall:
         return SummaryCall(
             key=wanted.key,
             prompts=wanted.prompts,
             cap=wanted.cap,
-            writer=found.writer,
+            writer=upcoming.writer,
             archive=self._archive,
-            session=found.id,
+            session=upcoming.id,
         )
 
-    def _row(self, found: NextRequest, order: Order, done: Advance) -> Compile | None:
+    def _row(self, upcoming: NextRequest, order: Order, done: Advance) -> Compile | None:
         """The row of a compile; its tip excludes the placeholder prompt, which is not part of the conversation."""
         if done.row is None:
             return None
-        tip = found.raw.exact[found.length - 1]
+        tip = upcoming.raw.exact[upcoming.length - 1]
         return replace(done.row, input_payload={**(done.row.input_payload or {}), "raw_tip": tip, "focus": order.focus})
 
     async def _failure(
-        self, found: NextRequest, kind: str, focus: str, error: Exception | None, spent: SummaryResponse | None = None
+        self,
+        upcoming: NextRequest,
+        kind: str,
+        focus: str,
+        error: Exception | None,
+        spent: SummaryResponse | None = None,
     ) -> CompileResult:
         """Report an error, and return the outcome of an operation that changed nothing."""
         error = error or RuntimeError("nothing came of it")
         await self._report(error)
-        why, size = f"{error}; {AS_IT_WAS}", found.size(found.current())
-        result = CompileResult(session=found.id, kind=kind, done=False, why=why, focus=focus, before=size, after=size)
+        why, size = f"{error}; {AS_IT_WAS}", upcoming.size(upcoming.current())
+        result = CompileResult(
+            session=upcoming.id, kind=kind, done=False, why=why, focus=focus, before=size, after=size
+        )
         if spent is None:
             return result
-        return replace(result, usage=spent.usage, **_model_and_cost(found, spent.usage, spent.cost))
+        return replace(result, usage=spent.usage, **_model_and_cost(upcoming, spent.usage, spent.cost))
 
-    async def _save(self, found: NextRequest, done: Advance, result: CompileResult, row: Compile | None) -> None:
+    async def _save(self, upcoming: NextRequest, done: Advance, result: CompileResult, row: Compile | None) -> None:
         cycle = done.cycle
         figures = {"focus": result.focus, "before": result.before, "after": result.after}
         action = Action(
@@ -258,12 +265,12 @@ class Manual:
             created_at=now(),
             summary_id=cycle.summary_id,
         )
-        await self._archive.save_action(found.id, action, found.began, after=found.number, row=row)
+        await self._archive.save_action(upcoming.id, action, upcoming.began, after=upcoming.number, row=row)
 
     async def undo(self, session: str) -> CompileResult:
         """Restore the view before the last compile; see `ContextCompiler.undo_compile`."""
-        found = await self._read(session, "none")
-        current, before = found.current(), found.before()
+        upcoming = await self._read(session, "none")
+        current, before = upcoming.current(), upcoming.before()
         if current is None:
             why = "nothing is compiled, so there is nothing to undo"
             return CompileResult(session=session, kind="undo", done=False, why=why)
@@ -271,23 +278,23 @@ class Manual:
             session=session,
             kind="undo",
             done=True,
-            before=found.size(current),
-            after=found.size(before),
+            before=upcoming.size(current),
+            after=upcoming.size(before),
             summary=summary_of(before) if before is not None else "",
         )
-        budget = found.context.limits().budget * found.ratio
+        budget = upcoming.context.limits().budget * upcoming.ratio
         if result.after > budget:
             why = f"that is over the budget of {int(budget):,}, so the next request is cut again, without a model"
             result = replace(result, why=why)
         state = {"cycle": before.to_json() if before is not None else None, "before": result.before}
         action = Action(
             kind=UNDO,
-            tip=found.raw.ids[found.length - 1],
+            tip=upcoming.raw.ids[upcoming.length - 1],
             state=json.dumps({**state, "after": result.after}),
             created_at=now(),
-            summary_id=(await self._archive.link_compile(current, found.id)).summary_id,
+            summary_id=(await self._archive.link_compile(current, upcoming.id)).summary_id,
         )
-        saved = await try_await(self._archive.save_action(session, action, found.began, after=found.number))
+        saved = await try_await(self._archive.save_action(session, action, upcoming.began, after=upcoming.number))
         if saved.error is not None:
             await self._report(saved.error)
             return replace(result, done=False, after=result.before, why=f"{saved.error}; {AS_IT_WAS}")
@@ -296,48 +303,48 @@ class Manual:
 
     async def pin(self, session: str, message: int | str) -> Pin:
         """Keep a message in every view; see `ContextCompiler.pin`."""
-        found = await self._read(session, "none")
-        at, context = found.find(message), found.context
-        one, outline = found.raw.readings[at], context.outline
-        known = {position_of(pin, found.raw): pin for pin in context.steering.pins}
-        if at in known:
-            return known[at]
-        turn = next(turn.index + 1 for turn in outline.turns if turn.start <= at < turn.stop)
-        text = " ".join(item.text for item in one.items if item.mark is None and item.kind is not Kind.SYSTEM)
+        upcoming = await self._read(session, "none")
+        position, context = upcoming.find(message), upcoming.context
+        reading, outline = upcoming.raw.readings[position], context.outline
+        pinned = {position_of(pin, upcoming.raw): pin for pin in context.steering.pins}
+        if position in pinned:
+            return pinned[position]
+        turn = next(turn.index + 1 for turn in outline.turns if turn.start <= position < turn.stop)
+        text = " ".join(item.text for item in reading.items if item.mark is None and item.kind is not Kind.SYSTEM)
         pin = Pin(
-            tip=found.raw.ids[at],
-            name=one.name,
+            tip=upcoming.raw.ids[position],
+            name=reading.name,
             text=one_line(text, EXCERPT),
             turn=turn,
-            role=role(one),
-            tokens=one.tokens,
+            role=role(reading),
+            tokens=reading.tokens,
         )
-        whole = messages_kept_together(at, outline).union(
-            *(messages_kept_together(place, outline) for place in known if place is not None)
+        whole = messages_kept_together(position, outline).union(
+            *(messages_kept_together(other, outline) for other in pinned if other is not None)
         )
-        cost = sum(found.raw.readings[index].tokens for index in whole)
+        cost = sum(upcoming.raw.readings[index].tokens for index in whole)
         room = context.limits().room // PINS
         if cost > room:
-            others = f", with {_count_of(len(known), 'message')} pinned already" if known else ""
+            others = f", with {_count_of(len(pinned), 'message')} pinned already" if pinned else ""
             raise SettingsError(
                 f"message={one_line(str(message), EXCERPT)!r}: {cost:,} tokens{others}; pinned messages may take"
                 f" {room:,} of a budget of {context.policy.budget:,}: unpin another one, pin a shorter one, or give a"
                 " larger budget"
             )
         action = Action(kind=PIN, tip=pin.tip, state=pin.to_json(), created_at=now())
-        await self._archive.save_action(session, action, found.began, after=found.number)
+        await self._archive.save_action(session, action, upcoming.began, after=upcoming.number)
         return pin
 
     async def unpin(self, session: str, message: int | str) -> Pin:
         """Unpin a message; see `ContextCompiler.unpin`."""
-        found = await self._read(session, "none")
+        upcoming = await self._read(session, "none")
         words = " ".join(str(message).split()).casefold()
-        pin = pin_of(found.context.steering, found.raw, words, lambda: found.find(message))
+        pin = pin_of(upcoming.context.steering, upcoming.raw, words, lambda: upcoming.find(message))
         if pin is None:
             shown = one_line(str(message), EXCERPT)
             raise SettingsError(f"message={shown!r}: it is not pinned; `pins` lists those that are")
         action = Action(kind=UNPIN, tip=pin.tip, state="{}", created_at=now())
-        await self._archive.save_action(session, action, found.began, after=found.number)
+        await self._archive.save_action(session, action, upcoming.began, after=upcoming.number)
         return pin
 
     async def pins(self, session: str) -> tuple[Pin, ...]:
@@ -350,21 +357,23 @@ class Manual:
 
     async def dismiss(self, session: str, words: str) -> Rule:
         """Dismiss a rule of the user; see `ContextCompiler.dismiss_rule`."""
-        found = await self._read(session, "none")
+        upcoming = await self._read(session, "none")
         wanted = " ".join(words.split()).casefold()
-        users = [rule for rule in found.context.rules if rule.position >= 0]
-        rule = next((one for one in reversed(users) if wanted and wanted in one.text.casefold()), None)
+        users = [rule for rule in upcoming.context.rules if rule.position >= 0]
+        rule = next(
+            (candidate for candidate in reversed(users) if wanted and wanted in candidate.text.casefold()), None
+        )
         if rule is None:
             shown = one_line(words, EXCERPT)
             raise SettingsError(f"rule={shown!r}: no rule of the user contains that; `rules` lists them")
         state = json.dumps({"name": rule.name, "text": rule.text})
-        action = Action(kind=DISMISS, tip=found.raw.ids[rule.position], state=state, created_at=now())
-        await self._archive.save_action(session, action, found.began, after=found.number)
+        action = Action(kind=DISMISS, tip=upcoming.raw.ids[rule.position], state=state, created_at=now())
+        await self._archive.save_action(session, action, upcoming.began, after=upcoming.number)
         return rule
 
-    async def _advance(self, found: NextRequest, kind: str, order: Order, ask: Ask) -> tuple[Advance, CompileResult]:
+    async def _advance(self, upcoming: NextRequest, kind: str, order: Order, ask: Ask) -> tuple[Advance, CompileResult]:
         """Advance as ordered; with a focus, everything that is left out is summarized again from the raw history."""
-        context, previous = found.context, found.current()
+        context, previous = upcoming.context, upcoming.current()
         if order.focus and previous is not None:
             previous = replace(previous, summary="", covered=(), summary_id=None)
         host: Host = UnsentHost(ask)
@@ -381,15 +390,15 @@ class Manual:
             )
 
         done = await (off_loop(work, host) if is_long(context.request.messages, None) else work(host))
-        return done, self._result(found, kind, done, order.focus)
+        return done, self._result(upcoming, kind, done, order.focus)
 
-    def _result(self, found: NextRequest, kind: str, done: Advance, focus: str) -> CompileResult:
+    def _result(self, upcoming: NextRequest, kind: str, done: Advance, focus: str) -> CompileResult:
         """Figures of an advance, and the reason why it is not used, if it is not."""
-        draft, current = done.selection.draft, found.current()
-        kept = [index for index in range(found.length) if draft.here(index) is not None]
-        before, after = found.size(current), found.size(done.cycle, done)
+        draft, current = done.selection.draft, upcoming.current()
+        kept = [index for index in range(upcoming.length) if draft.here(index) is not None]
+        before, after = upcoming.size(current), upcoming.size(done.cycle, done)
         why = ""
-        if not 0 < done.cycle.decided <= found.length or not done.selection.out:
+        if not 0 < done.cycle.decided <= upcoming.length or not done.selection.out:
             why = "nothing can be left out"
         elif not done.cycle.note and not done.cycle.quotes:
             why = "what would be left out is too short to be worth a summary"
@@ -398,15 +407,15 @@ class Manual:
         elif after >= before and not (focus and current is not None):
             why = f"it would save nothing: {before:,} → {after:,} tokens"
         return CompileResult(
-            session=found.id,
+            session=upcoming.id,
             kind=kind,
             done=not why,
-            why=f"{why}; {AS_IT_WAS}" if why else found.note,
+            why=f"{why}; {AS_IT_WAS}" if why else upcoming.note,
             focus=focus,
             before=before,
             after=before if why else after,
-            kept=round(sum(draft.costs[index] for index in kept) * found.ratio),
-            turns=sum(found.raw.readings[index].has_prompt for index in kept),
+            kept=round(sum(draft.costs[index] for index in kept) * upcoming.ratio),
+            turns=sum(upcoming.raw.readings[index].has_prompt for index in kept),
             left_out=tuple(draft.drops),
             summary=summary_of(done.cycle),
         )

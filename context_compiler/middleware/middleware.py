@@ -110,9 +110,9 @@ class Middleware:
         if self._ready:
             return
         self._ready = True
-        found = attempt(Settings.from_environment)
-        self.state.settings = found.value or self.state.settings
-        for outcome in (found, attempt(self.arguments.templates(None).seed)):
+        settings = attempt(Settings.from_environment)
+        self.state.settings = settings.value or self.state.settings
+        for outcome in (settings, attempt(self.arguments.templates(None).seed)):
             if outcome.error is not None:
                 await self.report(outcome.error)
 
@@ -164,9 +164,9 @@ class Middleware:
 
     async def _report_lost(self, request: Request, count: int) -> None:
         """Report, once per conversation, that rules find no room in its requests."""
-        known = (request.owner, request.session_id)
-        if self._rules_lost.get(known) is None:
-            self._rules_lost.keep(known, True)
+        key = (request.owner, request.session_id)
+        if self._rules_lost.get(key) is None:
+            self._rules_lost.keep(key, True)
             lost = "1 rule finds" if count == 1 else f"{count} rules find"
             where = f"a request of {safe_line(request.session_id)}"
             await self.report(
@@ -245,10 +245,10 @@ class Middleware:
 
     def _before(self, run: Run, messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
         """Messages before what the application gives of a run that has begun."""
-        known, earlier = run.raw, run.earlier or ()
-        if known is None:
+        history, earlier = run.raw, run.earlier or ()
+        if history is None:
             return earlier
-        return attempt(lambda: before_window(known, earlier, messages, self.state.reader)).value or ()
+        return attempt(lambda: before_window(history, earlier, messages, self.state.reader)).value or ()
 
     async def _view_or_fallback(self, run: Run, request: Request, host: Host) -> tuple[Request, Result]:
         """Make the view of a request or its fallback; return it with the request that it answers.
@@ -350,11 +350,11 @@ class Middleware:
         room = int(budget / run.ratios.of(request.family)) - request.overhead - block.tokens
         free = room - min(last.tokens, int(PROMPT * room))
         most = min(int(share * room) if isinstance(share, float) else share, free)
-        found = await self.archive.scoped(request.owner).others(request.session_id, question)
-        text, taken = quoted_mentions(found, most, counter)
+        mentions = await self.archive.scoped(request.owner).others(request.session_id, question)
+        text, taken = quoted_mentions(mentions, most, counter)
         quotes = [
-            Quote(what=f"conversation {one.session}", why=f"recalled with score {score:.2f}", text=one.text)
-            for score, one in taken
+            Quote(what=f"conversation {mention.session}", why=f"recalled with score {score:.2f}", text=mention.text)
+            for score, mention in taken
         ]
         return with_others(block, text, quotes, counter) if text else block
 
@@ -388,9 +388,9 @@ class Middleware:
             run.record_blocks(result.blocks)
         if cycle is not None and record.id is not None:
             idle = record.compile is not None and record.compile.status.startswith(("failed", "skipped"))
-            known = run.record(cycle, record.summary_id, linked=not idle)
-            if known is not None:
-                self.archive.scoped(request.owner).remember_cycle(known, request.session_id)
+            recorded = run.record(cycle, record.summary_id, linked=not idle)
+            if recorded is not None:
+                self.archive.scoped(request.owner).remember_cycle(recorded, request.session_id)
         if (result.began or result.row is not None) and LOG.isEnabledFor(logging.INFO):
             log_compile(record, result)
         if result.began and self.arguments.recent_turns is not None and not self._warned_of_turns:
@@ -402,10 +402,10 @@ class Middleware:
         name = self.arguments.owner
         if not callable(name):
             return self.archive.owner
-        found = attempt(lambda: check_owner(name(ctx)))
-        if found.value is None:
-            await self.report(found.error or SettingsError("owner= returned None: give a name"))
-        return found.value
+        outcome = attempt(lambda: check_owner(name(ctx)))
+        if outcome.value is None:
+            await self.report(outcome.error or SettingsError("owner= returned None: give a name"))
+        return outcome.value
 
     async def compile(self, call: SummaryCall) -> SummaryResponse:
         """Make one summary; a failure is returned as data. It is refused while the conversation is compiled by hand."""
@@ -437,10 +437,10 @@ class Middleware:
 
     async def _record_unused(self) -> None:
         """Record background compiles that no request will use, because they had a cost."""
-        for one in self.state.pending.take_unused():
-            row = unused_row(one)
+        for job in self.state.pending.take_unused():
+            row = unused_row(job)
             if row is not None:
-                await self.archive.scoped(one.context.request.owner).keep_unsent(row, one.began)
+                await self.archive.scoped(job.context.request.owner).keep_unsent(row, job.began)
 
     async def begin(self, owner: str | None, session: str, ids: list[str], config: str) -> dict[str, Any]:
         """Starting state of a run, as plain data: where it starts from, and the learned ratios."""
@@ -570,8 +570,8 @@ def _crowds_out_layers(request: Request, result: Result) -> bool:
 
     Files of the prompt that are larger than the whole room are left out in any case.
     """
-    at, kept = prompt_at(result.raw), dict(result.cycle.kept) if result.cycle else {}
-    shape = kept.get(at) if at is not None else None
-    if at is None or shape is None or not shortens_prompt(result.raw.readings[at], shape):
+    position, kept = prompt_at(result.raw), dict(result.cycle.kept) if result.cycle else {}
+    shape = kept.get(position) if position is not None else None
+    if position is None or shape is None or not shortens_prompt(result.raw.readings[position], shape):
         return result.view.status == "floor_over_budget"
-    return sum(item.media for item in result.raw.readings[at].items) <= result.limit - request.overhead
+    return sum(item.media for item in result.raw.readings[position].items) <= result.limit - request.overhead

@@ -88,11 +88,11 @@ class NextRequest:
         if cycle is None:
             return None
         config = self.context.policy.config
-        found = valid_cycle(replace(cycle, config=config), self.raw, config)
-        if found is None:
+        valid = valid_cycle(replace(cycle, config=config), self.raw, config)
+        if valid is None:
             return None
-        found = restore_late_calls(found, self.context.history, self.context.pairing, self.context.base)
-        return with_steering(found, self.context, self.context.limits(found).room)
+        valid = restore_late_calls(valid, self.context.history, self.context.pairing, self.context.base)
+        return with_steering(valid, self.context, self.context.limits(valid).room)
 
     def calibrated(self, exact: int) -> int:
         """Exact tokens converted to the model's, without the placeholder prompt."""
@@ -112,36 +112,38 @@ class NextRequest:
         named = REFERENCE.fullmatch(str(message).strip())
         number = int(named[2]) if named else -1
         if isinstance(message, int) or (named and (named[1] or "t").lower().startswith("m")):
-            found = number if 0 <= number < self.length else None
+            position = number if 0 <= number < self.length else None
         elif named:
             turns = self.context.outline.turns[:-1]
-            found = next((turn.start for turn in turns if turn.index + 1 == number), None)
+            position = next((turn.start for turn in turns if turn.index + 1 == number), None)
         else:
-            found = self._find_words(" ".join(str(message).split()).casefold())
-        if found is None:
+            position = self._find_words(" ".join(str(message).split()).casefold())
+        if position is None:
             last = self.context.outline.turns[:-1][-1].index + 1
             what = f"give turn 1 to turn {last}, m0 to m{self.length - 1}, or words of a message"
             raise SettingsError(f"{argument}={one_line(str(message), EXCERPT)!r}: there is no such message; {what}")
-        return found
+        return position
 
     def _find_words(self, words: str) -> int | None:
         """The newest message that contains these words, preferably a user message."""
         if not words:
             return None
-        found = [
+        positions = [
             index
             for index in range(self.length - 1, -1, -1)
             for item in self.raw.readings[index].items
             if item.mark is None and words in " ".join(item.text.split()).casefold()
         ]
-        return next((index for index in found if self.raw.readings[index].has_prompt), found[0] if found else None)
+        return next(
+            (index for index in positions if self.raw.readings[index].has_prompt), positions[0] if positions else None
+        )
 
     def order(self, focus: str, start: int | str | None) -> Order:
         """The compile to make; with `start`, it begins at the turn of that message."""
         if start is None:
             return Order(focus=focus)
-        at = self.find(start, "start")
-        turn = next(turn for turn in self.context.outline.turns if turn.start <= at < turn.stop)
+        position = self.find(start, "start")
+        turn = next(turn for turn in self.context.outline.turns if turn.start <= position < turn.stop)
         return Order(focus=focus, start=turn.start)
 
 
@@ -214,10 +216,10 @@ async def read_next_request(
 
 
 def _arguments(
-    given: Arguments, profile: Profile | None, newest: Record | None, model: Model | str | None
+    configured: Arguments, profile: Profile | None, newest: Record | None, model: Model | str | None
 ) -> tuple[Arguments, Model | str, str]:
     """Arguments (with the last budget if none is set), the writing model, and why no model is known."""
-    arguments = copy(given)
+    arguments = copy(configured)
     if arguments.budget is None and newest is not None and newest.budget is not None:
         arguments.budget = max(1, int(newest.budget / newest.ratio))
     if model is not None:

@@ -112,8 +112,8 @@ class _OtherLoopHost(Host):
     def charge(self, response: SummaryResponse) -> SummaryResponse:
         return self._host.charge(response)
 
-    def affords(self, given: int, answered: int, model: str = "") -> bool:
-        return self._host.affords(given, answered, model)
+    def affords(self, sent: int, answered: int, model: str = "") -> bool:
+        return self._host.affords(sent, answered, model)
 
     def framing(self, messages: list[ModelMessage]) -> list[ModelMessage]:
         return self._host.framing(messages)

@@ -122,8 +122,8 @@ async def compile_view(
     if block is not NO_LAYERS:
         context = replace(context, request=replace(context.request, layers=block))
 
-    async def answer(given: SummaryRequest) -> SummaryResponse:
-        return await ask(given.prompts, model or "none", timeout=timeout, cap=given.cap, counter=context.counter)
+    async def answer(request: SummaryRequest) -> SummaryResponse:
+        return await ask(request.prompts, model or "none", timeout=timeout, cap=request.cap, counter=context.counter)
 
     done: Advance | None = None
     result = assemble_view(context, None, "raw")

@@ -50,19 +50,19 @@ async def other_mentions(store: Store, session_id: str, prompt: str) -> list[tup
         return []
     key = _place(store), store.owner
     index = _INDEXES.get(key) or OtherConversations()
-    news, alive = await store.perform(partial(_news, known=index.known))
-    found = await asyncio.to_thread(_best, index, news, alive, Question.of(prompt), session_id)
+    news, alive = await store.perform(partial(_news, seen=index.known))
+    mentions = await asyncio.to_thread(_best, index, news, alive, Question.of(prompt), session_id)
     _INDEXES.keep(key, index)
-    return found
+    return mentions
 
 
 def quoted_mentions(
-    found: Sequence[tuple[float, Mention]], room: int, counter: TokenCounter
+    mentions: Sequence[tuple[float, Mention]], room: int, counter: TokenCounter
 ) -> tuple[str, list[tuple[float, Mention]]]:
     """The best mentions that fit into `room` tokens: fenced text in chronological order, and the mentions in it."""
     left = room - counter.text(fence(OTHERS_TITLE, "x")) - MESSAGE_OVERHEAD
     taken: list[tuple[float, Mention]] = []
-    for score, mention in found:
+    for score, mention in mentions:
         cost = counter.text(mention.line) + 1
         if cost <= left:
             taken.append((score, mention))
@@ -78,11 +78,11 @@ def _best(
     return index.best(question, session_id)
 
 
-def _news(db: Database, known: Mapping[int, tuple[Name, str]]) -> tuple[list[News], dict[int, Name]]:
+def _news(db: Database, seen: Mapping[int, tuple[Name, str]]) -> tuple[list[News], dict[int, Name]]:
     """New messages of the owner's conversations, up to about `READ`, and the names of all of them."""
     there, news, left = browse.newest_conversations(db), list[News](), READ
     for number, session, created, tip in there:
-        name, before = known.get(number, (None, None))
+        name, before = seen.get(number, (None, None))
         before = before if name == (session, created) else None
         if before != tip and left > 0:
             bodies, goes_on = browse.messages_since(db, tip, before, READ)

@@ -47,8 +47,8 @@ async def with_window(arguments: Arguments, run: Run, request: Request, *, ask: 
         request: The request.
         ask: False in a workflow, because it may be resumed in another process.
     """
-    served, known = request.served, request.window or request.learnt or arguments.window
-    if ask and arguments.probe and served is not None and not known:
+    served, window = request.served, request.window or request.learnt or arguments.window
+    if ask and arguments.probe and served is not None and not window:
         await WINDOWS.ask(served)
         request = replace(request, learnt=WINDOWS.of(served))
     return replace(request, learnt=smaller(request.learnt, run.window))

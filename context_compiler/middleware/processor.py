@@ -143,7 +143,7 @@ class CompilingHistoryProcessor:
 
     async def _restore_raw(self, messages: list[ModelMessage], owner: str | None) -> list[ModelMessage]:
         """Replace our own output by the raw history behind it, and keep the messages after it."""
-        mark = next((found for message in messages if (found := find_mark(message)) is not None), None)
+        mark = next((own_mark for message in messages if (own_mark := find_mark(message)) is not None), None)
         if mark is None or not isinstance(mark.get("responses"), int) or not isinstance(mark.get("tail"), int):
             return messages
         tip, archive = str(mark.get("tip")), self._middleware.archive.scoped(owner)
@@ -180,10 +180,10 @@ def build_compiling_history_processor(*args: Any, **arguments: Any) -> Compiling
         SettingsError: A value is wrong.
         TemplateError: There is no template of that name.
     """
-    given = Arguments(*args, **arguments)
-    given.check()
-    given.check_names()
-    return CompilingHistoryProcessor(given)
+    settings = Arguments(*args, **arguments)
+    settings.check()
+    settings.check_names()
+    return CompilingHistoryProcessor(settings)
 
 
 def tag_view(view: Sequence[ModelMessage], tip: str) -> list[ModelMessage]:

@@ -54,18 +54,18 @@ class LastRequests:
 
     async def price_facts(self, request: Request, result: Result) -> dict[str, object]:
         """Facts that determine the price of a request, with the cached tokens of the view and of the raw history."""
-        place = request.owner, request.session_id
-        before = self._last.get(place) or await self._recorded(request)
-        one = _Request(hash=request.hash, sent=result.sent.view_chain.ids, raw=result.raw.chain.ids)
+        key = request.owner, request.session_id
+        before = self._last.get(key) or await self._recorded(request)
+        current = _Request(hash=request.hash, sent=result.sent.view_chain.ids, raw=result.raw.chain.ids)
         sent = raw = 0
         if before is not None:
-            shared = common_length(one.sent, before.sent)
-            goes_on = before.sent and (one.sent[shared - 1] if shared else None) == before.sent[-1]
-            one = replace(one, moved=before.moved if goes_on else one.sent[-1] if one.sent else None)
+            shared = common_length(current.sent, before.sent)
+            goes_on = before.sent and (current.sent[shared - 1] if shared else None) == before.sent[-1]
+            current = replace(current, moved=before.moved if goes_on else current.sent[-1] if current.sent else None)
             if before.hash == request.hash:
                 sent = request.overhead + result.sent.sums[shared]
-                raw = request.overhead + result.raw.sums[common_length(one.raw, before.raw)]
-        self._last.keep(place, one)
+                raw = request.overhead + result.raw.sums[common_length(current.raw, before.raw)]
+        self._last.keep(key, current)
         return {
             "model": request.model,
             "provider": request.provider,
@@ -107,7 +107,7 @@ def mark_move(messages: Sequence[ModelMessage], name: str) -> list[ModelMessage]
     Providers are sent only their own compaction parts, so they do not see it. If the host keeps notes in the history,
     nothing is added, because the host reads those only from the newest compaction on.
     """
-    first = next((at for at, message in enumerate(messages) if isinstance(message, ModelResponse)), None)
+    first = next((index for index, message in enumerate(messages) if isinstance(message, ModelResponse)), None)
     noted = any(
         part.part_kind in CONTROL_KINDS or part.part_kind == "compaction" or getattr(part, "tool_kind", None) in LOADS
         for message in messages
@@ -132,4 +132,4 @@ def common_length(names: Sequence[str], before: Sequence[str]) -> int:
     """
     if len(before) == 1 and before[0] in names:
         return names.index(before[0]) + 1
-    return bisect_left(range(min(len(names), len(before))), True, key=lambda at: names[at] != before[at])
+    return bisect_left(range(min(len(names), len(before))), True, key=lambda index: names[index] != before[index])

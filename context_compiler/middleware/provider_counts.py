@@ -80,11 +80,11 @@ class ProviderCounts:
         if self._needs_no_count(run, request):
             return None
         self._counted.add(request.family)
-        found = (await try_await(self._work(run, request, host, partial(_sample, self._state, run, request)))).value
-        counted = await self._count(request, host, found.view.messages) if found is not None else None
-        if found is None or counted is None or not found.cost:
+        sample = (await try_await(self._work(run, request, host, partial(_sample, self._state, run, request)))).value
+        counted = await self._count(request, host, sample.view.messages) if sample is not None else None
+        if sample is None or counted is None or not sample.cost:
             return None
-        count = Count(found.cost, counted, found.view.status in WHOLE)
+        count = Count(sample.cost, counted, sample.view.status in WHOLE)
         self._measure(run, request, count)
         if counted > self._budget(run, request):
             self._hold_ratio(run, request, count, None, 0)

@@ -150,12 +150,14 @@ class Recall(AbstractCapability[Any]):
             start: Where to go on, in characters, when a result ended early.
         """
         history, turns = await self._read(ctx)
-        found = _positions(ref, history, turns)
-        if found is None:
+        positions = _positions(ref, history, turns)
+        if positions is None:
             last = turns.turns[-1].index + 1 if turns.turns else 0
             return f'There is no "{ref[:40]}". Give "turn 1" to "turn {last}", or "m0" to "m{len(history) - 1}".'
         start = max(0, start)
-        text = "\n".join(line for at in found for line in _lines(history.readings[at].items, at))[start:]
+        text = "\n".join(line for position in positions for line in _lines(history.readings[position].items, position))[
+            start:
+        ]
         head = self._reader.counter.head(text, self.tokens - FRAME)
         more = f"\n[to continue: recall_read(ref={ref[:40]!r}, start={start + len(head)})]"
         return fence(READ, head) + (more if len(head) < len(text) else "")
@@ -182,7 +184,7 @@ class Recall(AbstractCapability[Any]):
         counter = self._reader.counter
         candidates = passages(history, turns, range(stop) if self._likeness else best, counter)
         relevant = Relevance(index, question)
-        ranked = ranking.passages(candidates) if any(relevant.of(one.text) for one in candidates) else []
+        ranked = ranking.passages(candidates) if any(relevant.of(passage.text) for passage in candidates) else []
         ranked = ranked or [0.0] * len(candidates)
         if self._likeness is not None:
             ranked = await self._likeness.fused(query, candidates, ranked)
@@ -192,16 +194,16 @@ class Recall(AbstractCapability[Any]):
             stop,
             turns,
             [*zip(candidates, ranked, strict=True)],
-            lambda at: passages(history, turns, [at], counter),
+            lambda position: passages(history, turns, [position], counter),
             counter,
         )
         marked.sort(key=lambda pair: pair[0].place)
-        quotation = Quotation([one for one, _ in marked], self.tokens - FRAME, numbered=True)
-        places = {one.place: at for at, (one, _) in enumerate(marked)}
+        quotation = Quotation([passage for passage, _ in marked], self.tokens - FRAME, numbered=True)
+        places = {passage.place: position for position, (passage, _) in enumerate(marked)}
         after = {places[old]: places[new] for old, new in newer.items()}
-        for place in sorted(range(len(marked)), key=lambda place: -marked[place][1]):
-            if marked[place][1] > 0:
-                take_beside(quotation, place, after)
+        for number in sorted(range(len(marked)), key=lambda number: -marked[number][1]):
+            if marked[number][1] > 0:
+                take_beside(quotation, number, after)
         return quotation.passages
 
 
@@ -213,8 +215,8 @@ def _positions(ref: str, history: History, turns: Outline) -> range | None:
     number = int(named[2])
     if (named[1] or "turn").lower() in ("m", "message"):
         return range(number, number + 1) if number < len(history) else None
-    found = next((turn for turn in turns.turns if turn.index + 1 == number), None)
-    return range(found.start, found.stop) if found else None
+    turn = next((turn for turn in turns.turns if turn.index + 1 == number), None)
+    return range(turn.start, turn.stop) if turn else None
 
 
 _SPEAKERS = {
@@ -228,15 +230,15 @@ _SPEAKERS = {
 }
 
 
-def _lines(items: Sequence[Item], at: int) -> list[str]:
+def _lines(items: Sequence[Item], position: int) -> list[str]:
     """Lines of a message, one per part with its speaker; parts of the host or this package are left out."""
     lines: list[str] = []
     for item in items:
         if item.mark is not None or not item.text.strip():
             continue
         if item.kind is Kind.CALL:
-            lines.append(f"[m{at} · assistant called {item.tool}] {item.text}")
+            lines.append(f"[m{position} · assistant called {item.tool}] {item.text}")
         elif item.kind in _SPEAKERS:
             who = f"{_SPEAKERS[item.kind]} {item.tool}" if item.kind is Kind.RETURN else _SPEAKERS[item.kind]
-            lines.append(f"[m{at} · {who}] {item.text}")
+            lines.append(f"[m{position} · {who}] {item.text}")
     return lines

@@ -124,15 +124,15 @@ def refusal_of(error: BaseException) -> Refusal | None:
     """The refusal that an error is, or that a group contains; None if a shorter request would not help."""
     if isinstance(error, BaseExceptionGroup):
         group = cast(BaseExceptionGroup[BaseException], error)
-        found = [refusal for inner in group.exceptions if (refusal := refusal_of(inner)) is not None]
-        return min(found, key=lambda refusal: refusal.windows or (10**12,), default=None)
-    known = TOO_LONG is not None and isinstance(error, TOO_LONG)
+        refusals = [refusal for inner in group.exceptions if (refusal := refusal_of(inner)) is not None]
+        return min(refusals, key=lambda refusal: refusal.windows or (10**12,), default=None)
+    is_too_long = TOO_LONG is not None and isinstance(error, TOO_LONG)
     status = getattr(error, "status_code", None)  # an error within a stream may have none
-    if not known and not (isinstance(error, ModelAPIError) and status in (*STATUSES, None)):
+    if not is_too_long and not (isinstance(error, ModelAPIError) and status in (*STATUSES, None)):
         return None
     told = getattr(error, "body", None) or (error.message if isinstance(error, ModelAPIError) else None)
     text = _normalized("\n".join(_texts(told))[:MOST_TEXT])
-    if known or (not _RATE.search(text) and (status == 413 or _says_too_long(text))):
+    if is_too_long or (not _RATE.search(text) and (status == 413 or _says_too_long(text))):
         return Refusal(windows=_numbers(_WINDOW, text), counts=_numbers(_COUNTED, text))
     return None
 

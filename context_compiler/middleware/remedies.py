@@ -75,7 +75,12 @@ class Remedy:
 
 
 async def find_remedy(
-    raw: Sequence[ModelMessage], row: RequestRow, record: Record, library: TemplateLibrary, at: int, words: str = ""
+    raw: Sequence[ModelMessage],
+    row: RequestRow,
+    record: Record,
+    library: TemplateLibrary,
+    position: int,
+    words: str = "",
 ) -> Remedy:
     """Try budgets and values of `recall` on the history of a request. No model is asked, and nothing is recorded.
 
@@ -84,7 +89,7 @@ async def find_remedy(
         row: The request.
         record: The request as recorded.
         library: Templates; one that is gone is replaced by `extractive`.
-        at: Raw position of the message.
+        position: Raw position of the message.
         words: Words of it that are to be kept; empty for the whole message.
     """
     try:
@@ -94,7 +99,7 @@ async def find_remedy(
     named = Fidelity.parse(row.fidelity, where="the record") if row.fidelity and template.name == row.template else None
     fidelity = None if named == template.fidelity else named
     reader, fixed = reader_of(as_counter(None)), fixed_tokens(record)
-    wanted = _flat(words or searchable(reader.one(raw[at])))
+    wanted = _flat(words or searchable(reader.one(raw[position])))
     live = {"trigger": None} if record.run_id is not None else None
 
     async def view_has(budget: int, **arguments: Any) -> bool:
@@ -109,8 +114,8 @@ async def find_remedy(
         for share in RECALLS:
             if recall is None and await view_has(row.budget, recall=share):
                 recall = share
-    tokens = reader.one(raw[at]).tokens
-    return Remedy(message=at, words=words, tokens=tokens, budget=budget, recall=recall, live=live is not None)
+    tokens = reader.one(raw[position]).tokens
+    return Remedy(message=position, words=words, tokens=tokens, budget=budget, recall=recall, live=live is not None)
 
 
 def _flat(text: str) -> str:

@@ -103,7 +103,7 @@ async def replay(
         last: Number of requests that are sent, the newest; None sends all.
     """
     cache = PromptCache()
-    found: list[Sent] = []
+    measured: list[Sent] = []
     before = tokens = 0
     for point in request_points(messages)[-(last or 0) :]:
         new = [with_usage(message, tokens) for message in messages[before:point]]
@@ -115,12 +115,12 @@ async def replay(
         tokens = sum(reading.tokens for reading in readings)
         cost = cache.charge(readings)
         pairs = {"orphans": orphans, "half_open": half_open}
-        found.append(Sent(tokens=tokens, **pairs, cost=cost, cached=cache.cached, seconds=seconds))
+        measured.append(Sent(tokens=tokens, **pairs, cost=cost, cached=cache.cached, seconds=seconds))
         if seen is not None:
             seen(point, view)
         before = point
         await asyncio.sleep(0)
-    return found
+    return measured
 
 
 def with_usage(message: ModelMessage, tokens: int) -> ModelMessage:

@@ -160,8 +160,8 @@ class Host(Protocol):
         """
         return response
 
-    def affords(self, given: int, answered: int, model: str = "") -> bool:
-        """True if a compile with `given` input and `answered` output tokens is within the run's usage limits."""
+    def affords(self, sent: int, answered: int, model: str = "") -> bool:
+        """True if a compile with `sent` input and `answered` output tokens is within the run's usage limits."""
         return True
 
     def framing(self, messages: list[ModelMessage]) -> list[ModelMessage]:
@@ -199,19 +199,19 @@ class RunHost(Host):
         """
         return charge_run(self._ctx, response)
 
-    def affords(self, given: int, answered: int, model: str = "") -> bool:
+    def affords(self, sent: int, answered: int, model: str = "") -> bool:
         """True if a compile takes at most half of the remaining usage limits: the request itself needs the rest."""
         allowed, used = self._ctx.usage_limits, self._ctx.usage
         if allowed is None:
             return True
         price = highest_price(model) if allowed.cost_limit is not None else None
         if price is not None and allowed.cost_limit is not None:
-            if 2 * price.cost(given, output=answered) > allowed.cost_limit - (used.cost or 0):
+            if 2 * price.cost(sent, output=answered) > allowed.cost_limit - (used.cost or 0):
                 return False
         takes = (
-            (allowed.input_tokens_limit, used.input_tokens, given),
+            (allowed.input_tokens_limit, used.input_tokens, sent),
             (allowed.output_tokens_limit, used.output_tokens, answered),
-            (allowed.total_tokens_limit, used.total_tokens, given + answered),
+            (allowed.total_tokens_limit, used.total_tokens, sent + answered),
         )
         return all(limit is None or 2 * tokens <= limit - spent for limit, spent, tokens in takes)
 
@@ -230,15 +230,15 @@ def host_request(ctx: RunContext[Any], context: ModelRequestContext, counter: To
     """Build the request that the host is about to send."""
     model = context.model
     settings, parameters = model.prepare_request(context.model_settings, context.model_request_parameters)
-    given: dict[str, object] = dict(settings or {})
+    options: dict[str, object] = dict(settings or {})
     instructions = _instructions(parameters.instruction_parts, context.messages)
     sent = (*parameters.function_tools, *parameters.output_tools)
     facts = [_definition(tool) for tool in sent]
     tools = list(map(_as_function, facts))
     native = parameters.output_object if parameters.output_mode == "native" else None
     schema = json.dumps(native.json_schema, default=str) if native else ""
-    stable = {key: value for key, value in given.items() if isinstance(value, str | int | float | bool)}
-    request = run_request(ctx, model, given, context.messages)
+    stable = {key: value for key, value in options.items() if isinstance(value, str | int | float | bool)}
+    request = run_request(ctx, model, options, context.messages)
     return replace(
         request,
         overhead=_overhead(_full_instructions(model, parameters, context.messages, instructions), tools, counter)
@@ -246,7 +246,7 @@ def host_request(ctx: RunContext[Any], context: ModelRequestContext, counter: To
         refs=any(tool.name == READ for tool in parameters.function_tools),
         hash=_hash([instructions, tools, schema, stable]),
         tools=_tool_list([*map(_tool_entry, sent, facts), *([_output_entry(native, schema)] if native else [])]),
-        cache_point=_cache_point(given, context.messages),
+        cache_point=_cache_point(options, context.messages),
     )
 
 
@@ -262,9 +262,9 @@ def _instructions(parts: Sequence[Any] | None, messages: Sequence[ModelMessage])
     for message in reversed(messages):
         if isinstance(message, ModelRequest):
             newest.append(message)
-        elif any(one.instructions for one in newest) or not all(map(_only_answers, newest)):
+        elif any(request.instructions for request in newest) or not all(map(_only_answers, newest)):
             break
-    return next(([one.instructions] for one in newest if one.instructions), list[str]())
+    return next(([request.instructions] for request in newest if request.instructions), list[str]())
 
 
 def _full_instructions(
@@ -328,15 +328,15 @@ def processor_request(ctx: RunContext[Any], messages: list[ModelMessage], counte
     """Build the request of a history processor, which knows the run and its tools but not the whole request."""
     last = messages[-1] if messages else None
     instructions = [text] if (text := getattr(last, "instructions", None)) else []
-    known = known_tools(ctx)
-    facts = list(map(_definition, known))
+    definitions = known_tools(ctx)
+    facts = list(map(_definition, definitions))
     tools = list(map(_as_function, facts))
     return replace(
         run_request(ctx, ctx.model, dict(ctx.model_settings or {}), messages),
         overhead=_overhead(instructions, tools, counter),
-        refs=any(tool.name == READ for tool in known),
+        refs=any(tool.name == READ for tool in definitions),
         hash=_hash([instructions, tools]),
-        tools=_tool_list(map(_tool_entry, known, facts)),
+        tools=_tool_list(map(_tool_entry, definitions, facts)),
         marked=True,
     )
 
@@ -493,11 +493,11 @@ def is_long(messages: Sequence[ModelMessage], last: History | None = None) -> bo
         messages: The raw history.
         last: The history of the previous request; its messages have been read already.
     """
-    known = len(last) if last is not None else 0
+    read = len(last) if last is not None else 0
     if last is not None and last.tokens * WIDTH > LONG:
         return True
     left = LONG
-    for message in messages[max(0, known - 2) :]:
+    for message in messages[max(0, read - 2) :]:
         for part in message.parts:
             for content in (getattr(part, "content", None), getattr(part, "args", None)):
                 if content is not None:
@@ -512,10 +512,10 @@ def _size(content: object, most: int) -> int:
     waiting: list[object] = [content]
     size = 0
     while waiting and size <= most:
-        one = waiting.pop()
-        size += len(one) if isinstance(one, str | bytes) else WIDTH
-        if isinstance(one, Mapping):
-            waiting += cast(Mapping[object, object], one).values()
-        elif isinstance(one, list | tuple):
-            waiting += cast(Sequence[object], one)
+        item = waiting.pop()
+        size += len(item) if isinstance(item, str | bytes) else WIDTH
+        if isinstance(item, Mapping):
+            waiting += cast(Mapping[object, object], item).values()
+        elif isinstance(item, list | tuple):
+            waiting += cast(Sequence[object], item)
     return size

@@ -131,7 +131,7 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
     """
     run, history, config = context.run, context.history, context.policy.config
     run.switch(config)
-    found = valid_cycle(run.cycle, history, config) if run.cycle else None
+    valid = valid_cycle(run.cycle, history, config) if run.cycle else None
     if not run.begun:
         run.begin()
         run.notes = context.compiler.notes.get(context.conversation) or ()
@@ -141,17 +141,17 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
             config = run.config
             policy = replace(context.policy, config=config)
             context = replace(context, policy=policy, steering=run.steering)
-        found = valid_cycle(Cycle.from_json(start["cycle"]), history, config) if start["cycle"] else None
+        valid = valid_cycle(Cycle.from_json(start["cycle"]), history, config) if start["cycle"] else None
         blocks = Blocks.from_json(start["blocks"], config) if start.get("blocks") else None
         adopted = bool(start.get("adopted"))
-        run.start(found, blocks and valid_blocks(blocks, history, config), start["ratios"], adopted=adopted)
-        if found is not None and adopted:
-            found = replace(found, ratio=run.ratios.of(context.request.family))
-    found = found and with_turn(found, context.turn, context.prompt_start)
-    cycle = restore_late_calls(found, context.history, context.pairing, context.base) if found is not None else None
+        run.start(valid, blocks and valid_blocks(blocks, history, config), start["ratios"], adopted=adopted)
+        if valid is not None and adopted:
+            valid = replace(valid, ratio=run.ratios.of(context.request.family))
+    valid = valid and with_turn(valid, context.turn, context.prompt_start)
+    cycle = restore_late_calls(valid, context.history, context.pairing, context.base) if valid is not None else None
     if cycle is not None and (context.steering.pins or context.steering.dismissed):
         cycle = with_steering(cycle, context, context.limits(cycle).room)
-    run.enter(cycle, mended=found)
+    run.enter(cycle, mended=valid)
     if cycle is not None and run.refused and run.tight < cycle.tight:
         cycle = replace(cycle, tight=run.tight)  # a provider's refusal applies to the rest of the cycle
     return context, cycle
@@ -187,9 +187,9 @@ def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = Fal
     block: the block complements messages that a cut would remove. In other sessions it is cut, because a block that is
     shortened for a long turn soon loses what the prompt asks for.
     """
-    limits, known = context.limits(cycle), known_blocks(context)
+    limits, blocks = context.limits(cycle), known_blocks(context)
     most = limits.budget if to_budget else limits.high
-    if known is None:
+    if blocks is None:
         plain = assemble_view(context, cycle, "cycle")
         keep = context.is_paused or cycle.tight < 1  # a new cycle would get back the budget that the provider refused
         narrow = (
@@ -198,10 +198,10 @@ def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = Fal
         if plain.cost > most or narrow:
             return None
         return recall_for_turn(context, cycle, plain)
-    result = assemble_view(context, cycle, "cycle", blocks=known)
-    gives = 0 if cycle.tool_work or context.long_turns else known.own.tokens(context.counter) // SHORTENED
+    result = assemble_view(context, cycle, "cycle", blocks=blocks)
+    gives = 0 if cycle.tool_work or context.long_turns else blocks.own.tokens(context.counter) // SHORTENED
     fits = result.cost <= limits.budget + gives
-    if result.cost - known.tokens(context.counter) > most and (cycle.tool_work or not fits):
+    if result.cost - blocks.tokens(context.counter) > most and (cycle.tool_work or not fits):
         return None
     return _fit_budget(context, cycle, result) if fits or context.run.retried else None
 
@@ -211,15 +211,15 @@ def known_blocks(context: RequestContext, config: str = "", *, any_turn: bool = 
 
     Those of the turn are not known any more once a question is added to it.
     """
-    known = context.run.blocks and valid_blocks(context.run.blocks, context.history, config or context.policy.config)
-    if known is None or any_turn:
-        return known
+    blocks = context.run.blocks and valid_blocks(context.run.blocks, context.history, config or context.policy.config)
+    if blocks is None or any_turn:
+        return blocks
     asked = "" if context.question is None else context.question.name
-    return known if known.own.at >= context.prompt_start and known.own.asked == asked else None
+    return blocks if blocks.own.at >= context.prompt_start and blocks.own.asked == asked else None
 
 
 def recall_for_turn(
-    context: RequestContext, cycle: Cycle, plain: Result, done: Advance | None = None, *, found: Block | None = None
+    context: RequestContext, cycle: Cycle, plain: Result, done: Advance | None = None, *, shortened: Block | None = None
 ) -> Result:
     """Add recall blocks to the view of the first request of a user turn, or of one whose cycle is new.
 
@@ -228,30 +228,30 @@ def recall_for_turn(
         cycle: Cycle that decides what is left out.
         plain: View without blocks.
         done: Advance of this request that produced the cycle; None if it was continued.
-        found: Block that was shortened because the provider refused a request of the turn; the new one is not larger.
+        shortened: Block that was shortened because the provider refused a request of the turn; the new one is not larger.
     """
     question, history, policy = context.question, context.history, context.policy
     if question is None or cycle is RAW:
         return plain
-    at = question.at
+    position = question.at
     sizes = BlockSizes(context, context.limits(cycle), cycle)
     earlier: tuple[Block, ...] = ()
     text, fault = "", None
     if context.recalls:
         most = sizes.most(question.text)
         earlier = sizes.kept(known_blocks(context, any_turn=True), plain.cost, most) if done is None else ()
-        earlier = tuple(block for block in earlier if block.at != at)  # it answered what was asked before
+        earlier = tuple(block for block in earlier if block.at != position)  # it answered what was asked before
         cost = plain.cost + sum(block.tokens(context.counter) for block in earlier)
         saved = context.request.fixed + history.tokens - cost  # a block may not cost more than sending the raw history
         room, shown = min(sizes.free(cost), saved), [block.text for block in earlier]
-        if found and found.tokens(context.counter) <= room:
-            text = found.text
+        if shortened and shortened.tokens(context.counter) <= room:
+            text = shortened.text
         else:
-            room = min(room, found.tokens(context.counter)) if found else room
-            outcome = attempt(lambda: find_first_block(sizes, at, most, room, shown))
+            room = min(room, shortened.tokens(context.counter)) if shortened else room
+            outcome = attempt(lambda: find_first_block(sizes, position, most, room, shown))
             text, fault = outcome.value or "", outcome.error
-    cuts = found.cuts if found and text else 0
-    own = Block(at, history.ids[at], context.turn, text, cuts, question.name)
+    cuts = shortened.cuts if shortened and text else 0
+    own = Block(position, history.ids[position], context.turn, text, cuts, question.name)
     blocks = Blocks(own=own, earlier=earlier, config=policy.config)
     if not blocks.all:
         return replace(plain, blocks=blocks, fault=fault)
@@ -377,13 +377,13 @@ def add_recall(context: RequestContext, plain: Result, done: Advance) -> Result:
     A block found before is searched again, because it does not repeat what the former quotes and messages contained,
     and they may be gone now. Blocks of earlier turns are dropped.
     """
-    known = known_blocks(context)
-    shortened = known.own if known is not None and known.own.cuts and context.run.refused else None
-    if known is not None and shortened is not None and not shortened.text:
-        return replace(plain, blocks=replace(known, earlier=()))  # there was no room for it
+    blocks = known_blocks(context)
+    shortened = blocks.own if blocks is not None and blocks.own.cuts and context.run.refused else None
+    if blocks is not None and shortened is not None and not shortened.text:
+        return replace(plain, blocks=replace(blocks, earlier=()))  # there was no room for it
     if done.selection.out or done.selection.abridged:
-        return recall_for_turn(context, done.cycle, plain, done, found=shortened)
-    return replace(plain, blocks=known and replace(known, own=replace(known.own, text="", cuts=0), earlier=()))
+        return recall_for_turn(context, done.cycle, plain, done, shortened=shortened)
+    return replace(plain, blocks=blocks and replace(blocks, own=replace(blocks.own, text="", cuts=0), earlier=()))
 
 
 async def advance_again(compiler: CompilerState, run: Run, request: Request, host: Host, *, result: Result) -> Result:
@@ -526,12 +526,12 @@ def _write(
 
 def _opening(context: RequestContext, cycle: Cycle, inserted: Inserted, earlier: Result | None) -> Opening:
     """The frozen messages of a cycle; reused if the cycle differs in nothing but the row of its compile."""
-    known, stop, history = (earlier and earlier.opening) or context.run.opening, cycle.decided, context.history
-    within = {at: texts for at, texts in inserted.items() if at <= stop}
+    last, stop, history = (earlier and earlier.opening) or context.run.opening, cycle.decided, context.history
+    within = {position: texts for position, texts in inserted.items() if position <= stop}
     following = (history.messages[stop], context.base.get(stop)) if stop < len(history) else None
-    if known is not None and known.inserted == within and following is not None and known.following == following:
-        if known.cycle is cycle or replace(known.cycle, summary_id=cycle.summary_id) == cycle:
-            return known
+    if last is not None and last.inserted == within and following is not None and last.following == following:
+        if last.cycle is cycle or replace(last.cycle, summary_id=cycle.summary_id) == cycle:
+            return last
     point = context.request.cache_point
     messages, start = opening(history, cycle, context.base, context.reader, within, cache_point=point)
     return Opening(cycle=cycle, inserted=within, following=following, messages=messages, start=start)
@@ -539,7 +539,7 @@ def _opening(context: RequestContext, cycle: Cycle, inserted: Inserted, earlier:
 
 def _messages(context: RequestContext, inserted: Inserted, first: Opening) -> list[ModelMessage]:
     """The messages of a view: the frozen ones of its cycle and everything since."""
-    later = {at: texts for at, texts in inserted.items() if at >= first.start}
+    later = {position: texts for position, texts in inserted.items() if position >= first.start}
     since = messages_since(context.history, first.start, context.base, context.reader, later)
     messages = without_folded_instructions([*first.messages, *since], context.reader)
     if context.host is None:

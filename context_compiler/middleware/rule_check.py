@@ -34,19 +34,19 @@ async def declared_rules(
 
     The last answer of a function that fails stays in force for its run.
     """
-    found: list[str] = []
+    texts: list[str] = []
     errors: list[Exception] = []
     for number, rule in enumerate(rules):
         if isinstance(rule, str):
-            found.append(rule)
+            texts.append(rule)
             continue
         outcome = await try_await(_answer(rule, ctx))
         if outcome.error is not None:
             errors.append(outcome.error)
         else:
             run.declare(number, outcome.value or "")
-        found.append(run.declared.get(number, ""))
-    return tuple(text.strip() for text in found if text.strip()), errors
+        texts.append(run.declared.get(number, ""))
+    return tuple(text.strip() for text in texts if text.strip()), errors
 
 
 async def _answer(rule: Callable[[RunContext[Any]], object], ctx: RunContext[Any]) -> str:
@@ -57,10 +57,10 @@ async def _answer(rule: Callable[[RunContext[Any]], object], ctx: RunContext[Any
 def inserted_texts(blocks: Blocks | None, notes: tuple[RuleNote, ...]) -> dict[int, tuple[str, ...]]:
     """Our texts directly before prompts, by position: rules first, then the recall block."""
     texts = blocks.texts() if blocks else {}
-    found: dict[int, tuple[str, ...]] = {}
+    inserted: dict[int, tuple[str, ...]] = {}
     for note in notes:
-        found[note.at] = (*found.get(note.at, ()), note.text)
-    return found | {at: (*found.get(at, ()), text) for at, text in texts.items()}
+        inserted[note.at] = (*inserted.get(note.at, ()), note.text)
+    return inserted | {position: (*inserted.get(position, ()), text) for position, text in texts.items()}
 
 
 def missing_rules(
@@ -86,8 +86,8 @@ def missing_rules(
     lost = tuple(rule for rule in missing if rule not in added)
     if not (added or revoked):
         return (), lost, why
-    at = len(history) - 1
-    note = RuleNote(at=at, tip=history.ids[at], rules=tuple(rule.text for rule in added), revoked=revoked)
+    position = len(history) - 1
+    note = RuleNote(at=position, tip=history.ids[position], rules=tuple(rule.text for rule in added), revoked=revoked)
     return (note,), lost, why
 
 

@@ -99,7 +99,7 @@ class SingleFlight(threading.local):
         Raises:
             TimeoutError: The call itself was cancelled, not a caller.
         """
-        for late in [name for name, known in self._under_way.items() if known.is_over]:
+        for late in [name for name, flight in self._under_way.items() if flight.is_over]:
             del self._under_way[late]
         flight = self._under_way.get(key)
         if flight is None:
@@ -141,8 +141,8 @@ class SessionLocks(threading.local):
     @asynccontextmanager
     async def hold(self, key: Hashable, *, wait: float = 0.0, shared: bool = False) -> AsyncGenerator[bool]:
         """Lock a conversation, or join its holders if all share it; False if it is not free within `wait` seconds."""
-        place, end = (id(asyncio.get_running_loop()), key), time.monotonic() + wait
-        while (held := self._held.get(place)) is not None and not (shared and held.shared):
+        slot, end = (id(asyncio.get_running_loop()), key), time.monotonic() + wait
+        while (held := self._held.get(slot)) is not None and not (shared and held.shared):
             try:
                 async with asyncio.timeout(end - time.monotonic()):
                     await held.free.wait()
@@ -150,14 +150,14 @@ class SessionLocks(threading.local):
                 yield False
                 return
         held = held or _Hold(shared=shared)
-        self._held[place] = held
+        self._held[slot] = held
         held.holders += 1
         try:
             yield True
         finally:
             held.holders -= 1
             if not held.holders:
-                del self._held[place]
+                del self._held[slot]
                 held.free.set()
 
 
@@ -200,8 +200,8 @@ class Answers:
         made = self._remembered.get(key)
         if made is not None or not self._access.keeps_content:
             return made
-        found = await self._access.read(lambda store: store.find_compile(key))
-        return SummaryResponse(text=found[1].raw_output, row=found[0]) if found and found[1].raw_output else None
+        stored = await self._access.read(lambda store: store.find_compile(key))
+        return SummaryResponse(text=stored[1].raw_output, row=stored[0]) if stored and stored[1].raw_output else None
 
     def remember(self, key: str, answer: SummaryResponse) -> None:
         """Keep an answer in memory until it is recorded, or for good if the record may not store it."""
@@ -231,8 +231,8 @@ class Answers:
         access = self._access
         if access.arguments.record == "off" or access.is_blank or access.owner is None or access.is_doubtful:
             return None
-        given = session_id, access.arguments.place, model, seconds
-        return await access.try_on_sql(lambda store: store.announce_compile(*given))
+        announcement = session_id, access.arguments.place, model, seconds
+        return await access.try_on_sql(lambda store: store.announce_compile(*announcement))
 
     async def withdraw(self, announced: tuple[int, datetime]) -> None:
         """Remove the announcement of a call that has ended."""
@@ -263,9 +263,9 @@ class Summaries:
 
     async def answer(self, call: SummaryCall) -> SummaryResponse:
         """Return one summary: remembered, shared with another run, or new; a failure is returned as data."""
-        known = await self._answers(call).find(call.key)
-        if known is not None:
-            return known
+        earlier = await self._answers(call).find(call.key)
+        if earlier is not None:
+            return earlier
         call = self._with_own_model(call)
         if self._spending is None:
             return await self._ask_and_announce(call)
@@ -284,9 +284,9 @@ class Summaries:
 
         The task does not use the store, because it may outlive the run and with it the open file.
         """
-        known = await self._answers(call).find(call.key)
-        if known is not None:
-            task = asyncio.create_task(_return(known))
+        earlier = await self._answers(call).find(call.key)
+        if earlier is not None:
+            task = asyncio.create_task(_return(earlier))
             end_at_exit(task)
             return task
         call, held = self._with_own_model(call), Decimal(0)
@@ -341,7 +341,7 @@ class Summaries:
     async def wait_until_withdrawn(self) -> None:
         """Wait until the announcements of all compiles that have ended in this event loop are withdrawn."""
         loop = asyncio.get_running_loop()
-        mine = {one for one, ended in self._announcements.items() if ended.done() and one.get_loop() is loop}
+        mine = {task for task, ended in self._announcements.items() if ended.done() and task.get_loop() is loop}
         if mine:
             await asyncio.wait(mine)
 
@@ -373,8 +373,8 @@ class Summaries:
 
         With `claims`, calls are also shared with other processes.
         """
-        place, make = call.archive.access.shared_key(call.key), self._claim_and_call if claims else self._call_model
-        outcome = await try_await(UNDER_WAY.join(place, lambda: make(call, self._arguments.timeout)))
+        key, make = call.archive.access.shared_key(call.key), self._claim_and_call if claims else self._call_model
+        outcome = await try_await(UNDER_WAY.join(key, lambda: make(call, self._arguments.timeout)))
         if outcome.value is None:
             return _failure(outcome.error, model_alias(call.writer))
         response, pays = outcome.value
@@ -385,9 +385,9 @@ class Summaries:
         began, name, key, answers = time.monotonic(), UNDER_WAY.name, call.key, self._answers(call)
         while (mine := await answers.claim(key, name, CLAIM_S)) is False:
             await asyncio.sleep(min(STEP_S, WAIT * timeout))
-            known = await answers.find(key)
-            if known is not None:
-                return known
+            answer = await answers.find(key)
+            if answer is not None:
+                return answer
             if time.monotonic() - began >= WAIT * timeout:
                 break
         response, renewing = None, asyncio.create_task(answers.keep_claim(key, name)) if mine else None
@@ -407,8 +407,8 @@ class Summaries:
         if self._breaker.open or faults.open:
             why = "it failed too often" if self._breaker.open else "its summaries of this conversation are unusable"
             return SummaryResponse(text="", refused=f"{alias} is not asked for a while: {why}")
-        given = ask(call.prompts, call.writer, timeout=timeout, cap=call.cap, counter=self._counter)
-        outcome = await try_await(given)
+        asking = ask(call.prompts, call.writer, timeout=timeout, cap=call.cap, counter=self._counter)
+        outcome = await try_await(asking)
         if outcome.value is None:
             return await self._count_failure(_failure(outcome.error, alias), alias)
         answer = outcome.value

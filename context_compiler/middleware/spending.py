@@ -66,11 +66,11 @@ class Spending:
 
     async def reserve(self, call: SummaryCall) -> tuple[Decimal, str | None]:
         """Reserve the maximum cost of a compile until `settle`; return it with a reason if the compile is refused."""
-        place = call.place
+        key = call.place
         most, refused = await self.estimate(call)
         if refused is not None:
-            return Decimal(0), await self._report_once(place, refused)
-        self._under_way[place] = self._under_way.get(place, Decimal(0)) + most
+            return Decimal(0), await self._report_once(key, refused)
+        self._under_way[key] = self._under_way.get(key, Decimal(0)) + most
         return most, None
 
     async def estimate(self, call: SummaryCall) -> tuple[Decimal, str | None]:
@@ -81,9 +81,9 @@ class Spending:
             unpriced = f"no price is known for {safe_line(alias)}"
             return Decimal(0), f"{unpriced}, so its compiles cannot be held to a limit of {dollars(self._limit)}"
         ratio = Ratios().of(model_family(None, alias))
-        given = (round(self._counter.text(prompt) * ratio) for prompt in call.prompts)
+        sizes = (round(self._counter.text(prompt) * ratio) for prompt in call.prompts)
         answer = answer_room(cap, call.writer)
-        most = sum((price.cost(tokens + cap, output=answer) for tokens in given), Decimal(0))
+        most = sum((price.cost(tokens + cap, output=answer) for tokens in sizes), Decimal(0))
         spent = await self.spent(call.archive, call.session)
         if spent + most > self._limit:
             why = f"the compiles of this session have cost {dollars(spent)}, and one more might pass the limit"
@@ -92,25 +92,25 @@ class Spending:
 
     async def spent(self, archive: Archive, session: str) -> Decimal:
         """US dollars spent on the compiles of a session, including those in progress; unknown prices are left out."""
-        place = archive.owner, session
+        key = archive.owner, session
         rows = await archive.compiles(session)
         recorded = sum((cost for row in rows or () if (cost := compile_cost(row)) is not None), Decimal(0))
         if rows is not None:
-            if recorded < (self._recorded.get(place) or 0):  # the session was deleted or pruned: start again
-                self._spent.keep(place, recorded)
-                self._reported.take(place)
-            self._recorded.keep(place, recorded)
-        return max(recorded, self._spent.get(place) or Decimal(0)) + self._under_way.get(place, Decimal(0))
+            if recorded < (self._recorded.get(key) or 0):  # the session was deleted or pruned: start again
+                self._spent.keep(key, recorded)
+                self._reported.take(key)
+            self._recorded.keep(key, recorded)
+        return max(recorded, self._spent.get(key) or Decimal(0)) + self._under_way.get(key, Decimal(0))
 
     def settle(self, call: SummaryCall, held: Decimal, response: SummaryResponse | None) -> None:
         """Replace the reservation for a compile by its cost."""
-        place, writer = call.place, call.writer
-        if left := self._under_way.pop(place, Decimal(0)) - held:
-            self._under_way[place] = left
+        key, writer = call.place, call.writer
+        if left := self._under_way.pop(key, Decimal(0)) - held:
+            self._under_way[key] = left
         usage = response.usage if response is not None else {}
         cost = cost_of(model_alias(writer), usage, _provider(writer)) if usage else Decimal(0)
         if cost is None or cost:
-            self._spent.keep(place, (self._spent.get(place) or Decimal(0)) + (held if cost is None else cost))
+            self._spent.keep(key, (self._spent.get(key) or Decimal(0)) + (held if cost is None else cost))
 
     async def _report_once(self, place: Place, why: str) -> str:
         if self._reported.get(place) is None:

@@ -195,8 +195,8 @@ class Run:
             return
         self.parked[self.config] = self.cycle, self.recorded, self.blocks, self.recorded_blocks, self.begun
         self.config = config
-        found = self.parked.pop(config, (None, None, None, None, False))
-        self.cycle, self.recorded, self.blocks, self.recorded_blocks, self.begun = found
+        parked = self.parked.pop(config, (None, None, None, None, False))
+        self.cycle, self.recorded, self.blocks, self.recorded_blocks, self.begun = parked
 
     def declare(self, number: int, rule: str) -> None:
         """Note the last answer of a function among the declared rules."""
@@ -349,11 +349,11 @@ class Pending:
         while len(self._all) > PENDING:
             self._note_unused(self._all.pop(next(iter(self._all)))).cancel()
 
-    def take(self, one: PendingCompile) -> bool:
+    def take(self, job: PendingCompile) -> bool:
         """Remove a compile; True only for the first caller."""
-        if self._all.get(one.context.conversation) is not one:
+        if self._all.get(job.context.conversation) is not job:
             return False
-        del self._all[one.context.conversation]
+        del self._all[job.context.conversation]
         return True
 
     def _note_unused(self, one: PendingCompile) -> PendingCompile:
@@ -369,7 +369,7 @@ class Pending:
 
     async def end(self) -> None:
         """Cancel all compiles, and wait until those of this event loop have ended."""
-        tasks = [self._note_unused(one).cancel() for one in self._all.values()]
+        tasks = [self._note_unused(job).cancel() for job in self._all.values()]
         self._all.clear()
         mine = {task for task in tasks if task.get_loop() is asyncio.get_running_loop()}
         if mine:
@@ -481,10 +481,10 @@ class RequestContext(Plan):
 
     def affords(self, wanted: SummaryRequest, host: Host) -> bool:
         """True if the run's usage limits allow both a compile and the request itself."""
-        given = sum(map(self.counter.text, wanted.prompts)) + wanted.cap * (len(wanted.prompts) - 1)
+        tokens = sum(map(self.counter.text, wanted.prompts)) + wanted.cap * (len(wanted.prompts) - 1)
         writer = self.compiler.arguments.model or self.policy.model
         answers = answer_room(wanted.cap, writer) * len(wanted.prompts)
-        return host.affords(given + self.request.overhead, answers, self.policy.model)
+        return host.affords(tokens + self.request.overhead, answers, self.policy.model)
 
     @property
     def conversation(self) -> Conversation:
@@ -532,13 +532,13 @@ class PendingCompile:
         return self.task
 
 
-def _scope(place: str, request: Request) -> str:
+def _scope(vault: str, request: Request) -> str:
     """Scope for sharing compiles: the conversation of one owner, or of one run if the owner is unknown."""
     if not request.owner:
         return (
-            f"{place}/{request.scope}" if request.owner is not None else f"{place}/{request.scope} of {request.run_id}"
+            f"{vault}/{request.scope}" if request.owner is not None else f"{vault}/{request.scope} of {request.run_id}"
         )
-    return f"{request.owner!r} {place}/{request.scope}"
+    return f"{request.owner!r} {vault}/{request.scope}"
 
 
 async def read_history(reader: Reader, run: Run, messages: Sequence[ModelMessage]) -> History:

@@ -80,11 +80,11 @@ class StoreAccess:
 
     def shared_key(self, key: str) -> Hashable:
         """Key of a compile or conversation, the same for all compilers of this process that share the record."""
-        given = self.arguments.store
-        if not self.keeps_content or given is None:
+        store = self.arguments.store
+        if not self.keeps_content or store is None:
             return id(self._opened), key
-        path = given if isinstance(given, str | Path) else getattr(given, "path", None)
-        return os.path.abspath(path) if isinstance(path, str | Path) else id(given), key
+        path = store if isinstance(store, str | Path) else getattr(store, "path", None)
+        return os.path.abspath(path) if isinstance(path, str | Path) else id(store), key
 
     @property
     def store(self) -> Store:
@@ -187,8 +187,8 @@ class StoreAccess:
             raise outcome.error
         results: list[Any] = []
 
-        async def collect(at: Moment | None) -> None:
-            results.append(await work(at))
+        async def collect(moment: Moment | None) -> None:
+            results.append(await work(moment))
 
         await self._delay(late, session_id, tried, collect)
         await late.catch_up()

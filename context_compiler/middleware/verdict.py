@@ -87,11 +87,11 @@ def verdict_of(everything: Sequence[Sent], tried: Sequence[Tried], model: str) -
     charge = charge_of(model)
 
     def cost(sent: Sequence[Sent]) -> float:
-        return sum(charge(one.tokens, one.cached) for one in sent)
+        return sum(charge(request.tokens, request.cached) for request in sent)
 
-    budget, recall, sent = min(tried, key=lambda one: cost(one[2]))
+    budget, recall, sent = min(tried, key=lambda setting: cost(setting[2]))
     rate = charge(1_000, 1_000) / 1_000
-    new = mean(charge(one.tokens, one.cached) - rate * one.tokens for one in everything)
+    new = mean(charge(request.tokens, request.cached) - rate * request.tokens for request in everything)
     return Verdict(
         budget=budget,
         recall=recall,
@@ -181,5 +181,5 @@ async def recorded_verdict(
     grid = [(max(1, size - fixed), value) for size, value in grid_of(budget)]
     tried = await replay_grid(raw, grid, plain_compiler, reader, last=last)
     whole = await replay_whole(raw, reader, last=last)
-    found = [(size + fixed, value, with_fixed(sent, fixed)) for size, value, sent in tried]
-    return verdict_of(with_fixed(whole, fixed), found, input_price(record).model)
+    measured = [(size + fixed, value, with_fixed(sent, fixed)) for size, value, sent in tried]
+    return verdict_of(with_fixed(whole, fixed), measured, input_price(record).model)

@@ -65,9 +65,9 @@ class Windows:
         address = urlsplit(served.base_url)
         if not _is_local(address):
             return
-        found = (await try_await(asyncio.wait_for(_asked_window(address, served.model), ANSWERS_WITHIN_S))).value
-        if found is not None and self.of(served) is None:
-            self.learn(served, found)
+        window = (await try_await(asyncio.wait_for(_asked_window(address, served.model), ANSWERS_WITHIN_S))).value
+        if window is not None and self.of(served) is None:
+            self.learn(served, window)
 
 
 WINDOWS = Windows()
@@ -86,15 +86,15 @@ async def _asked_window(address: SplitResult, model: str) -> int | None:
     root = address.path.rstrip("/").removesuffix("/v1")
     properties = await _get(address, f"{root}/props?model={quote(model, safe='')}")
     settings = properties.get("default_generation_settings")
-    for found in (settings, properties):
-        if (window := _window_in(found)) is not None:
+    for facts in (settings, properties):
+        if (window := _window_in(facts)) is not None:
             return window
     listed = (await _get(address, f"{root}/v1/models")).get("data")
     models: list[Any] = cast(list[Any], listed) if isinstance(listed, list) else []
     models = [facts for facts in models if isinstance(facts, dict)]
     named = [facts for facts in models if facts.get("id") == model] or (models if len(models) == 1 else [])
-    found = (_window_in(part) for facts in named for part in (facts, facts.get("meta")))
-    return next((window for window in found if window is not None), None)
+    windows = (_window_in(part) for facts in named for part in (facts, facts.get("meta")))
+    return next((window for window in windows if window is not None), None)
 
 
 def _window_in(facts: object) -> int | None:
@@ -122,5 +122,5 @@ async def _get(address: SplitResult, path: str) -> Mapping[str, Any]:
     finally:
         writer.close()
     head, _, body = answer.partition(b"\r\n\r\n")
-    found = attempt(lambda: json.loads(body)).value if head.split(b" ")[1:2] == [b"200"] else None
-    return cast(Mapping[str, Any], found) if isinstance(found, dict) else {}
+    parsed = attempt(lambda: json.loads(body)).value if head.split(b" ")[1:2] == [b"200"] else None
+    return cast(Mapping[str, Any], parsed) if isinstance(parsed, dict) else {}

@@ -73,7 +73,7 @@ def with_own_settings(model: Model | str) -> Model | str:
     if isinstance(getattr(twin, "wrapped", None), Model):
         twin.wrapped = with_own_settings(twin.wrapped)
     if isinstance(getattr(twin, "models", None), list | tuple):
-        twin.models = [with_own_settings(one) for one in twin.models]
+        twin.models = [with_own_settings(member) for member in twin.models]
     settings: Any = getattr(twin, "_settings", None)
     if isinstance(settings, dict):
         own = cast(dict[str, Any], settings)
