@@ -376,36 +376,36 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
                 del _COMPILING[str(ctx.run_id)]
             await _run_work(lambda _: self._middleware.rest())
 
-    async def _view(self, ctx: RunContext[Any], context: ModelRequestContext) -> ModelRequestContext:
+    async def _view(self, ctx: RunContext[Any], outgoing: ModelRequestContext) -> ModelRequestContext:
         self._request = None
-        if not context.messages or not isinstance(context.messages[-1], ModelRequest):
-            return context  # a suspended response is resumed: the provider already has its context
-        host = _RunHost(self, ctx, context)
+        if not outgoing.messages or not isinstance(outgoing.messages[-1], ModelRequest):
+            return outgoing  # a suspended response is resumed: the provider already has its context
+        host = _RunHost(self, ctx, outgoing)
         await _run_work(lambda _: self._middleware.load_counter())
-        seen = attempt(lambda: host_request(ctx, context, self._middleware.state.counter))
+        seen = attempt(lambda: host_request(ctx, outgoing, self._middleware.state.counter))
         if seen.value is None:
             await self._middleware.report(seen.error or RuntimeError("the request could not be read"))
-            return context
+            return outgoing
         rules = await self._middleware.declared_rules(self._run, ctx)
         request = replace(seen.value, owner=await self._middleware.owner_of(ctx), rules=rules)
         if not self._only_records:
             request = await with_window(self, self._run, request, ask=not is_durable(ctx))
-        self._middleware.remember(request, context.model)
+        self._middleware.remember(request, outgoing.model)
         if self._only_records:
-            request = replace(request, messages=list(context.messages))  # the host appends the answer to its own list
+            request = replace(request, messages=list(outgoing.messages))  # the host appends the answer to its own list
             before = self._recording
             keep = _run_work(lambda _: self._middleware.record_unchanged(self._run, request, after=before), host)
             self._recording = asyncio.create_task(keep)
-            return context
+            return outgoing
         self._request, self._host = request, host
         with ctx.tracer.start_as_current_span("context_compiler.view") as span:
             view = await _run_work(lambda there: self._middleware.view(self._run, request, there), host)
             span.set_attributes(_span_attributes(view))
         if self.dry_run:
-            return context
+            return outgoing
         if not view.status.startswith(("raw", "mended")):
             _mark_span_compacted()
-        return replace(context, messages=self._middleware.mark_move(request, view))
+        return replace(outgoing, messages=self._middleware.mark_move(request, view))
 
     if RetryModelRequest is not None:
 
@@ -494,10 +494,10 @@ class _RunHost(RunHost):
         return not is_durable(self._ctx)
 
     async def count(self, messages: list[ModelMessage]) -> int:
-        context = self._given
-        model, parameters = context.model, context.model_request_parameters
+        outgoing = self._given
+        model, parameters = outgoing.model, outgoing.model_request_parameters
         merged = _merge_requests(countable(model, self.framing(messages), parameters))
-        usage = await model.count_tokens(merged, context.model_settings, parameters)
+        usage = await model.count_tokens(merged, outgoing.model_settings, parameters)
         return usage.input_tokens
 
 

@@ -128,14 +128,14 @@ class NextRequest:
         """The newest message that contains these words, preferably a user message."""
         if not words:
             return None
-        positions = [
+        matches = [
             index
             for index in range(self.length - 1, -1, -1)
             for item in self.raw.readings[index].items
             if item.mark is None and words in " ".join(item.text.split()).casefold()
         ]
         return next(
-            (index for index in positions if self.raw.readings[index].has_prompt), positions[0] if positions else None
+            (index for index in matches if self.raw.readings[index].has_prompt), matches[0] if matches else None
         )
 
     def order(self, focus: str, start: int | str | None) -> Order:

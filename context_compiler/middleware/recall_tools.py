@@ -155,9 +155,7 @@ class Recall(AbstractCapability[Any]):
             last = turns.turns[-1].index + 1 if turns.turns else 0
             return f'There is no "{ref[:40]}". Give "turn 1" to "turn {last}", or "m0" to "m{len(history) - 1}".'
         start = max(0, start)
-        text = "\n".join(line for position in positions for line in _lines(history.readings[position].items, position))[
-            start:
-        ]
+        text = "\n".join(line for index in positions for line in _lines(history.readings[index].items, index))[start:]
         head = self._reader.counter.head(text, self.tokens - FRAME)
         more = f"\n[to continue: recall_read(ref={ref[:40]!r}, start={start + len(head)})]"
         return fence(READ, head) + (more if len(head) < len(text) else "")

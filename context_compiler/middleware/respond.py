@@ -228,7 +228,7 @@ def recall_for_turn(
         cycle: Cycle that decides what is left out.
         plain: View without blocks.
         done: Advance of this request that produced the cycle; None if it was continued.
-        shortened: Block that was shortened because the provider refused a request of the turn; the new one is not larger.
+        shortened: Block shortened because the provider refused a request of the turn; the new one is not larger.
     """
     question, history, policy = context.question, context.history, context.policy
     if question is None or cycle is RAW:
