@@ -171,43 +171,53 @@ def bench(
         libraries()
     if price is not None and price_of(price) is None:
         raise SettingsError(f"--price {price!r}: no price is known for this model; give one such as openai:gpt-5")
-    found = select_conversation(read_conversations(transcript, format_), select, file=transcript)
-    print_notes(found)
-    points = request_points(found.messages)
+    conversation = select_conversation(read_conversations(transcript, format_), select, file=transcript)
+    print_notes(conversation)
+    points = request_points(conversation.messages)
     if not points:
         raise TranscriptError("contains no answer, so no request can be replayed", file=transcript)
     amount = parse_amount(budget)
     tokens = amount if isinstance(amount, int) else int(amount * DEFAULT_BUDGET)
     reader = Reader(TokenCounter())
-    given = agent_arguments(recall, trigger)
+    arguments = agent_arguments(recall, trigger)
 
     def compiler(on_view: Callable[[View], None] | None = None, **settings: Any) -> ContextCompiler:
         chosen = choose_template(template, model="none", vault=vault, system=system)
-        every: dict[str, Any] = {"budget": tokens, "model": "none", "store": None, "system": None, **given, **settings}
+        every: dict[str, Any] = {
+            "budget": tokens,
+            "model": "none",
+            "store": None,
+            "system": None,
+            **arguments,
+            **settings,
+        }
         return ContextCompiler(chosen, on_view=on_view, **every)
 
-    grid = grid_of(tokens, [given["recall"]] if "recall" in given else RECALLS)
+    grid = grid_of(tokens, [arguments["recall"]] if "recall" in arguments else RECALLS)
 
     with progress_bar("replaying", (APPROACHES + len(grid)) * len(points)) as progress:
         report = print_progress if progress is None else _ignore
-        report(f"{found.name}: replaying {plural(len(points), 'request')} in {APPROACHES} ways; this may take a minute")
-        ways = asyncio.run(_replay_all(found.messages, tokens, reader, compiler, lambda: step(progress), report))
+        report(
+            f"{conversation.name}: replaying {plural(len(points), 'request')} in {APPROACHES} ways;"
+            " this may take a minute"
+        )
+        ways = asyncio.run(_replay_all(conversation.messages, tokens, reader, compiler, lambda: step(progress), report))
         tried = asyncio.run(
-            replay_grid(found.messages, grid, compiler, reader, seen=lambda position, view: step(progress))
+            replay_grid(conversation.messages, grid, compiler, reader, seen=lambda position, view: step(progress))
         )
     if plot is not None:
         draw(panels(ways, tokens), plot)
-    model = price or _answering_model(found.messages)
+    model = price or _answering_model(conversation.messages)
     verdict = verdict_of(ways[0].sent, tried, model)
     if json:
         Screen().raw(
             json_text(
-                figures_document(found, reader.read(found.messages), ways, tokens, model)
+                figures_document(conversation, reader.read(conversation.messages), ways, tokens, model)
                 | {"verdict": verdict, "said": str(verdict)}
             )
         )
     else:
-        _print(found, reader.read(found.messages), ways, tokens, plot, model)
+        _print(conversation, reader.read(conversation.messages), ways, tokens, plot, model)
         _print_verdict(verdict, grid)
 
 
@@ -291,11 +301,11 @@ def money(way: Approach, model: str) -> Decimal | None:
     price = price_of(model)
     if price is None:
         return None
-    return sum((price.cost(one.tokens, cached=one.cached) for one in way.sent), Decimal(0))
+    return sum((price.cost(request.tokens, cached=request.cached) for request in way.sent), Decimal(0))
 
 
 def figures_document(
-    found: Transcript, raw: History, ways: Sequence[Approach], budget: int, model: str
+    conversation: Transcript, raw: History, ways: Sequence[Approach], budget: int, model: str
 ) -> dict[str, object]:
     """Convert the figures for JSON."""
     rows: list[dict[str, object]] = []
@@ -306,7 +316,7 @@ def figures_document(
                 "way": way.way,
                 "requests": sums.requests,
                 "over_budget": sums.over,
-                "largest": max(one.tokens for one in way.sent),
+                "largest": max(request.tokens for request in way.sent),
                 "broken": sums.broken,
                 "tokens": sums.tokens,
                 "cost": relative(way, ways, model),
@@ -318,16 +328,18 @@ def figures_document(
             }
         )
     size = {"messages": len(raw), "tokens": raw.tokens}
-    return {"name": found.name, **size, "budget": budget, "priced_as": model, "ways": rows}
+    return {"name": conversation.name, **size, "budget": budget, "priced_as": model, "ways": rows}
 
 
 def panels(ways: Sequence[Approach], budget: int) -> list[Panel]:
     """Charts of the tokens of every request, and of the cumulative cost of the session."""
     count = range(1, len(ways[0].sent) + 1)
-    size = [Line(name=way.way, x=count, y=[one.tokens for one in way.sent], strong=way is ways[-1]) for way in ways]
+    size = [
+        Line(name=way.way, x=count, y=[request.tokens for request in way.sent], strong=way is ways[-1]) for way in ways
+    ]
     size.append(Line(name="budget", x=[1, len(count)], y=[budget, budget], dashed=True))
     cost = [
-        Line(name=way.way, x=count, y=list(accumulate(one.cost for one in way.sent)), strong=way is ways[-1])
+        Line(name=way.way, x=count, y=list(accumulate(request.cost for request in way.sent)), strong=way is ways[-1])
         for way in ways
     ]
     return [
@@ -337,11 +349,11 @@ def panels(ways: Sequence[Approach], budget: int) -> list[Panel]:
 
 
 def _print(
-    found: Transcript, raw: History, ways: Sequence[Approach], budget: int, plot: Path | None, model: str
+    conversation: Transcript, raw: History, ways: Sequence[Approach], budget: int, plot: Path | None, model: str
 ) -> None:
     screen = Screen()
     size = f"{plural(len(raw), 'message')}, {number(raw.tokens)} tokens"
-    screen.line((f"{found.name}: {size}, replayed within a budget of {number(budget)}", "bold"))
+    screen.line((f"{conversation.name}: {size}, replayed within a budget of {number(budget)}", "bold"))
     screen.line()
     screen.table(COLUMNS, [_row(way, ways, budget, model) for way in ways])
     screen.line()
@@ -357,7 +369,7 @@ def _row(way: Approach, ways: Sequence[Approach], budget: int, model: str) -> li
         way.way,
         number(sums.requests),
         number(sums.over),
-        number(max(one.tokens for one in way.sent)),
+        number(max(request.tokens for request in way.sent)),
         number(sums.broken),
         f"{relative(way, ways, model):.2f}",
         dollars(money(way, model)),

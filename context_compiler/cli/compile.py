@@ -119,19 +119,19 @@ def compile_(
     )
     if layers is not None and db is None:
         raise SettingsError(f"--layers {layers!r}: give the --db in which they are stored")
-    found = select_conversation(read_conversations(transcript, format_), select, file=transcript)
-    print_notes(found)
-    view = asyncio.run(compile_transcript(found, request, db, owner or ""))
-    _print(found, view, Format.JSON if json else format, explaining=explain, db=db)
+    conversation = select_conversation(read_conversations(transcript, format_), select, file=transcript)
+    print_notes(conversation)
+    view = asyncio.run(compile_transcript(conversation, request, db, owner or ""))
+    _print(conversation, view, Format.JSON if json else format, explaining=explain, db=db)
 
 
-async def compile_transcript(found: Transcript, request: ViewRequest, db: Place | None, owner: str) -> View:
+async def compile_transcript(conversation: Transcript, request: ViewRequest, db: Place | None, owner: str) -> View:
     """Compile a conversation, and record the view in `db` if given."""
-    named = replace(request, session=request.layers or request.session or found.name)
+    named = replace(request, session=request.layers or request.session or conversation.name)
     if db is None:
-        return await compile_messages(None, found.messages, named)
+        return await compile_messages(None, conversation.messages, named)
     async with open_record(db, owner, writing=True) as store:
-        return await compile_messages(store, found.messages, named)
+        return await compile_messages(store, conversation.messages, named)
 
 
 async def compile_messages(store: Store | None, messages: Sequence[ModelMessage], request: ViewRequest) -> View:
@@ -175,16 +175,18 @@ def headline(name: str, view: View, raw: History) -> str:
     )
 
 
-def _print(found: Transcript, view: View, format: Format, *, explaining: bool, db: Place | None) -> None:
+def _print(conversation: Transcript, view: View, format: Format, *, explaining: bool, db: Place | None) -> None:
     screen = Screen()
     if format is Format.JSON:
         screen.raw(json_text(view_document(view)))
         return
-    raw, sent = read_history(found.messages), read_history(view.messages)
-    line = headline(found.name, view, raw)
+    raw, sent = read_history(conversation.messages), read_history(view.messages)
+    line = headline(conversation.name, view, raw)
     if format is Format.MARKDOWN:
         screen.raw(
-            explanation_markdown(view, raw, sent, line) if explaining else messages_markdown(sent, found.name, line)
+            explanation_markdown(view, raw, sent, line)
+            if explaining
+            else messages_markdown(sent, conversation.name, line)
         )
         return
     screen.line((line, "bold"))

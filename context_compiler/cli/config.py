@@ -81,19 +81,19 @@ def show(
     config = Config.load()
     from_file: frozenset[str] = context.find_root().obj
     sources = {variable(key): str(config.path) if key in from_file else variable(key) for key in KEYS}
-    found = _options(command, sources) if command else [_setting(key, sources) for key in KEYS]
+    origins = _options(command, sources) if command else [_setting(key, sources) for key in KEYS]
     screen = Screen()
     if json:
-        screen.raw(json_text({"file": config.path, "settings": found}))
+        screen.raw(json_text({"file": config.path, "settings": origins}))
         return
     screen.line(("file: ", "dim"), str(config.path or "none; context_compiler.toml would be read here"))
-    screen.table(COLUMNS, [(one.setting, one.meaning or str(one.value), one.source) for one in found])
+    screen.table(COLUMNS, [(origin.setting, origin.meaning or str(origin.value), origin.source) for origin in origins])
 
 
 def _setting(key: str, sources: Mapping[str, str]) -> Origin:
-    given = os.environ.get(variable(key), "").strip()
-    if given:
-        return Origin(setting=key, value=given, meaning="", source=sources[variable(key)])
+    text = os.environ.get(variable(key), "").strip()
+    if text:
+        return Origin(setting=key, value=text, meaning="", source=sources[variable(key)])
     value = DEFAULTS[key]
     return Origin(setting=key, value=value, meaning=EFFECTIVE[key] if value in (None, "") else "", source="default")
 
@@ -107,14 +107,14 @@ def _options(words: list[str], sources: Mapping[str, str]) -> list[Origin]:
     name, *rest = words
     if name not in COMMANDS:
         raise SettingsError(f"{name!r}: no such command{suggestions(name, COMMANDS)}")
-    found, path = load(name), name
-    while hasattr(found, "commands"):
-        names = found.list_commands(None)
+    command, path = load(name), name
+    while hasattr(command, "commands"):
+        names = command.list_commands(None)
         if not rest or rest[0] not in names:
             raise SettingsError(f"{path}: give one of its commands: {', '.join(names)}")
-        path, found, rest = f"{path} {rest[0]}", found.get_command(None, rest[0]), rest[1:]
-    context: Any = found.make_context(path, list(rest), resilient_parsing=True)
-    return [_option(one, context, sources) for one in found.params if one.name in context.params]
+        path, command, rest = f"{path} {rest[0]}", command.get_command(None, rest[0]), rest[1:]
+    context: Any = command.make_context(path, list(rest), resilient_parsing=True)
+    return [_option(parameter, context, sources) for parameter in command.params if parameter.name in context.params]
 
 
 def _option(option: Any, context: Any, sources: Mapping[str, str]) -> Origin:

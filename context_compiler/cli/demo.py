@@ -84,12 +84,14 @@ def demo(
     json: Json = False,
 ) -> None:
     """Compile a bundled conversation within three budgets, and show what a model would see. Needs no model or key."""
-    (found,) = parse_transcripts(files("context_compiler").joinpath("data/demo.json").read_bytes(), file="demo.json")
-    before = [message_body(message) for message in found.messages]
-    requests = asyncio.run(_record_session(found, db))
-    views, newest_messages = asyncio.run(_compile_views(found))
-    raw, window = read_history(found.messages), read_history(newest_messages)
-    untouched = before == [message_body(message) for message in found.messages]
+    (conversation,) = parse_transcripts(
+        files("context_compiler").joinpath("data/demo.json").read_bytes(), file="demo.json"
+    )
+    before = [message_body(message) for message in conversation.messages]
+    requests = asyncio.run(_record_session(conversation, db))
+    views, newest_messages = asyncio.run(_compile_views(conversation))
+    raw, window = read_history(conversation.messages), read_history(newest_messages)
+    untouched = before == [message_body(message) for message in conversation.messages]
     checks = check_views(raw, views, untouched=untouched)
     screen = Screen()
     if json:
@@ -126,41 +128,43 @@ def serve_command(db: Place) -> str:
     return f"{list_command('serve', db)} --open --find {quote(ASKED)}"
 
 
-async def _compile_views(found: Transcript) -> tuple[list[View], Sequence[ModelMessage]]:
+async def _compile_views(conversation: Transcript) -> tuple[list[View], Sequence[ModelMessage]]:
     """Compile the views; return them, and the newest messages that fit the window."""
     template = TemplateLibrary(system=None).find("extractive")
     views = [
-        await compile_messages(None, found.messages, ViewRequest(template=template, budget=budget, recent_turns=turns))
+        await compile_messages(
+            None, conversation.messages, ViewRequest(template=template, budget=budget, recent_turns=turns)
+        )
         for budget, turns in VIEWS
     ]
-    return views, await newest(reader_of(as_counter(None)))(list(found.messages), WINDOW)
+    return views, await newest(reader_of(as_counter(None)))(list(conversation.messages), WINDOW)
 
 
-async def _record_session(found: Transcript, db: Place) -> int:
+async def _record_session(conversation: Transcript, db: Place) -> int:
     """Record every request of the conversation, unless that was done before; return the number of the last one."""
     async with open_record(db, "", writing=True) as store:
-        if not await store.views(found.name):
+        if not await store.views(conversation.name):
             compiler = ContextCompiler(model="none", store=store, system=None, budget=LIVED)
-            session = LiveSession([compiler], name=found.name)
-            await replay([*found.messages, ModelResponse(parts=[])], session, reader_of(as_counter(None)))
-        return max(view.id or 0 for view in await store.views(found.name))
+            session = LiveSession([compiler], name=conversation.name)
+            await replay([*conversation.messages, ModelResponse(parts=[])], session, reader_of(as_counter(None)))
+        return max(view.id or 0 for view in await store.views(conversation.name))
 
 
 def check_views(raw: History, views: Sequence[View], *, untouched: bool) -> list[Check]:
     """Check the promises that hold for every view."""
     sent = [read_history(view.messages) for view in views]
-    pairings = [pair(one) for one in sent]
-    pairs = sum(len(one.pairs) for one in pairings)
-    calls = sum(len(one.calls) for history in sent for one in history.readings)
+    pairings = [pair(history) for history in sent]
+    pairs = sum(len(pairing.pairs) for pairing in pairings)
+    calls = sum(len(reading.calls) for history in sent for reading in history.readings)
     return [
         Check(
             what=f"every tool call is sent with its result: {plural(pairs, 'pair')}, none broken",
-            holds=not any(one.broken for one in pairings) and pairs == calls,
+            holds=not any(pairing.broken for pairing in pairings) and pairs == calls,
         ),
         Check(what="every view is within its budget", holds=all(view.tokens <= view.budget for view in views)),
         Check(
             what="every view ends with the question as it was asked",
-            holds=all(one.messages[-1] == raw.messages[-1] for one in sent),
+            holds=all(history.messages[-1] == raw.messages[-1] for history in sent),
         ),
         Check(what=f"the raw conversation is unchanged: {len(raw)} messages, byte for byte", holds=untouched),
     ]
@@ -219,14 +223,14 @@ def _print_answers(screen: Screen, window: History, views: Sequence[View]) -> No
         Column("it asks for"),
         Column("in the words", style="dim", wraps=True),
         Column(f"newest {number(WINDOW)}", style="red"),
-        *(Column(f"view {number(view.budget)}", style="bold green", spare=at) for at, view in enumerate(views)),
+        *(Column(f"view {number(view.budget)}", style="bold green", spare=index) for index, view in enumerate(views)),
     ]
     sent = [window, *(read_history(view.messages) for view in views)]
     contained = list(map(contained_words, sent))
-    found = zip(NEEDED, zip(*contained, strict=True), strict=True)
-    rows = [[*need, *("yes" if one else "-" for one in marks)] for need, marks in found]
-    rows.append(["", "answered", *(f"{sum(one)} of {len(one)}" for one in contained)])
-    rows.append(["", "tokens", *(number(one.tokens) for one in sent)])
+    answers = zip(NEEDED, zip(*contained, strict=True), strict=True)
+    rows = [[*need, *("yes" if mark else "-" for mark in marks)] for need, marks in answers]
+    rows.append(["", "answered", *(f"{sum(marks)} of {len(marks)}" for marks in contained)])
+    rows.append(["", "tokens", *(number(history.tokens) for history in sent)])
     screen.table(columns, rows)
 
 

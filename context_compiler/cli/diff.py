@@ -33,7 +33,9 @@ class Comparison:
 def compare(first: History, second: History, *, names: tuple[str, str]) -> Comparison:
     """Compare two views."""
     pairs = zip(first.exact, second.exact, strict=False)
-    common = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
+    common = next(
+        (position for position, (message, other) in enumerate(pairs) if message != other), min(len(first), len(second))
+    )
     return Comparison(
         common_messages=common,
         common_tokens=first.sums[common],
@@ -46,17 +48,17 @@ def compare(first: History, second: History, *, names: tuple[str, str]) -> Compa
 def view_lines(history: History) -> list[str]:
     """Format a view as lines: changed instructions, then each role with failed outcomes and its indented text."""
     lines: list[str] = []
-    known: str | None = None
-    for message, one in zip(history.messages, history.readings, strict=True):
+    previous: str | None = None
+    for message, reading in zip(history.messages, history.readings, strict=True):
         instructions = message.instructions if isinstance(message, ModelRequest) else None
-        if instructions is not None and instructions != known:
+        if instructions is not None and instructions != previous:
             lines.append("instructions:")
             lines.extend(f"    {line}".rstrip() for line in instructions.splitlines())
-            known = instructions
+            previous = instructions
         outcomes = [getattr(part, "outcome", "success") for part in message.parts]
         failed = ", ".join(outcome for outcome in outcomes if outcome != "success")
-        lines.append(f"{role(one)} ({failed}):" if failed else f"{role(one)}:")
-        lines.extend(f"    {line}".rstrip() for line in body(one).plain.splitlines())
+        lines.append(f"{role(reading)} ({failed}):" if failed else f"{role(reading)}:")
+        lines.extend(f"    {line}".rstrip() for line in body(reading).plain.splitlines())
     return lines
 
 

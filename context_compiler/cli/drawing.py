@@ -77,10 +77,10 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
         figure = figures.Figure(figsize=(INCHES[0] * len(panels) + LEGEND, INCHES[1]), layout="constrained")
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
         names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines))
-        for panel, one in zip(panels, axes, strict=True):
-            _draw_panel(panel, one, names)
-        known = {line.get_label(): line for one in axes for line in one.get_lines()}
-        figure.legend(known.values(), known.keys(), loc="outside right center", fontsize=8)
+        for panel, axis in zip(panels, axes, strict=True):
+            _draw_panel(panel, axis, names)
+        handles = {line.get_label(): line for axis in axes for line in axis.get_lines()}
+        figure.legend(handles.values(), handles.keys(), loc="outside right center", fontsize=8)
         try:
             figure.savefig(path, format="svg", metadata={"Date": None})
         except OSError as error:

@@ -86,16 +86,19 @@ async def load_why(db: Place, owner: str | None, view: int, message: str | None,
         await recorded_messages(store, record, raw=False)
         wanted = _find_messages(raw, message)
         tracer = Tracer(store.scoped(record.owner))
-        found = await tracer.read(partial(_find_fates, tracer=tracer, view=view, raw=raw, wanted=wanted))
-        cuts = await tracer.read(partial(cuts_of, fates=[one.fate for one in found]))
+        fates = await tracer.read(partial(_find_fates, tracer=tracer, view=view, raw=raw, wanted=wanted))
+        cuts = await tracer.read(partial(cuts_of, fates=[fate.fate for fate in fates]))
         row, _ = await tracer.read(partial(request_of, number=view))
         forms, words = None, ""
         if message is not None and not REFERENCE.fullmatch(message.strip()):
             page = await _fact_page(store.scoped(record.owner), record.session_id, record.vault_name, message)
-            forms, words = next((one.forms for one in page.stretches if one.first <= view <= one.last), ()), message
-        lost = next((one.index for one in found if one.verdict != VERBATIM), None) if message and not forms else None
+            forms, words = (
+                next((stretch.forms for stretch in page.stretches if stretch.first <= view <= stretch.last), ()),
+                message,
+            )
+        lost = next((fate.index for fate in fates if fate.verdict != VERBATIM), None) if message and not forms else None
         remedy = await find_remedy(raw.messages, row, record, library, lost, words) if lost is not None else None
-    return Why(record=record, messages=tuple(found), forms=forms, cuts=cuts, remedy=remedy)
+    return Why(record=record, messages=tuple(fates), forms=forms, cuts=cuts, remedy=remedy)
 
 
 def _find_messages(raw: History, message: str | None) -> Sequence[int]:
@@ -104,17 +107,19 @@ def _find_messages(raw: History, message: str | None) -> Sequence[int]:
     named = REFERENCE.fullmatch(message.strip())
     words = " ".join(message.split()).casefold()
     if named and (named[1] or "t").lower().startswith("m"):
-        found = [at for at in range(len(raw)) if at == int(named[2])]
+        positions = [position for position in range(len(raw)) if position == int(named[2])]
     elif named:
         turns = outline(raw, pair(raw)).turns
-        found = [at for turn in turns if turn.index + 1 == int(named[2]) for at in range(turn.start, turn.stop)]
+        positions = [
+            position for turn in turns if turn.index + 1 == int(named[2]) for position in range(turn.start, turn.stop)
+        ]
     else:
-        found = [at for at, one in enumerate(raw.readings) if words and _contains(one, words)]
-    if not found:
+        positions = [position for position, reading in enumerate(raw.readings) if words and _contains(reading, words)]
+    if not positions:
         last = outline(raw, pair(raw)).turns[-1].index + 1 if len(raw) else 0
         what = f"turn 1 to turn {last}, m0 to m{len(raw) - 1}, or words of a message"
         raise SettingsError(f"{one_line(message, 60)!r}: no message before this request matches; give {what}")
-    return found
+    return positions
 
 
 def _contains(one: Reading, words: str) -> bool:
@@ -125,23 +130,23 @@ def _find_fates(db: Database, tracer: Tracer, view: int, raw: History, wanted: S
     row, record = request_of(db, view)
     sent = tracer.trace(db, row, record)
     words = tracer.words(db, row, sent)
-    found: list[MessageFate] = []
-    for at in wanted:
-        one, fate = raw.readings[at], fate_of(sent, at)
-        repeated, told = words.echoes(at, one), words.told(at)
-        found.append(
+    fates: list[MessageFate] = []
+    for position in wanted:
+        reading, fate = raw.readings[position], fate_of(sent, position)
+        repeated, told = words.echoes(position, reading), words.told(position)
+        fates.append(
             MessageFate(
-                index=at,
-                role=role(one),
-                tokens=one.tokens,
+                index=position,
+                role=role(reading),
+                tokens=reading.tokens,
                 fate=fate,
                 verdict=verdict_of(fate, repeated, told),
                 echoes=repeated,
                 told=told,
-                begins=excerpt(one, 200),
+                begins=excerpt(reading, 200),
             )
         )
-    return found
+    return fates
 
 
 async def load_fact(db: Place, owner: str | None, session: str, text: str) -> tuple[str, FactPage]:
@@ -175,11 +180,18 @@ def print_why(screen: Screen, why: Why) -> None:
     elif why.forms is not None:
         screen.line(f"the words are in it: {_form_names(why.forms)}" if why.forms else "the words are not in it")
     screen.line()
-    reasons = [_reason(one.fate, record.id) for one in why.messages]
-    numbers = {reason: f"({at})" for at, reason in enumerate(dict.fromkeys(filter(None, reasons)), 1)}
+    reasons = [_reason(message.fate, record.id) for message in why.messages]
+    numbers = {reason: f"({index})" for index, reason in enumerate(dict.fromkeys(filter(None, reasons)), 1)}
     rows = [
-        (one.index, one.role, number(one.tokens), _form_text(one), numbers.get(reason, ""), one_line(one.begins, 60))
-        for one, reason in zip(why.messages, reasons, strict=True)
+        (
+            message.index,
+            message.role,
+            number(message.tokens),
+            _form_text(message),
+            numbers.get(reason, ""),
+            one_line(message.begins, 60),
+        )
+        for message, reason in zip(why.messages, reasons, strict=True)
     ]
     screen.table(FATES, rows)
     for reason, mark in numbers.items():
@@ -272,14 +284,14 @@ def plain_fact(session: str, page: FactPage) -> dict[str, object]:
     }
 
 
-def _stretch_row(one: Stretch) -> tuple[object, ...]:
-    if one.forms:
-        form = _form_names(one.forms)
+def _stretch_row(stretch: Stretch) -> tuple[object, ...]:
+    if stretch.forms:
+        form = _form_names(stretch.forms)
     else:
-        form = f"{FORMS[ABSENT]}{', perhaps in the summary in other words' if one.told else ''}"
-        form = form if one.known else "not said yet"
-    step = f"step {one.step} of the cut order: " if one.step else ""
-    return (_span(one.first, one.last), _span(*one.turns), form, f"{step}{one.reason}")
+        form = f"{FORMS[ABSENT]}{', perhaps in the summary in other words' if stretch.told else ''}"
+        form = form if stretch.known else "not said yet"
+    step = f"step {stretch.step} of the cut order: " if stretch.step else ""
+    return (_span(stretch.first, stretch.last), _span(*stretch.turns), form, f"{step}{stretch.reason}")
 
 
 def _span(first: int, last: int) -> str:

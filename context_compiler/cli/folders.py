@@ -68,48 +68,48 @@ def find_conversations(folder: Path, format: str | None) -> list[tuple[Path, Tra
     """
     files = [file for suffix in ("*.jsonl", "*.json") for file in folder.rglob(suffix) if file.is_file()]
     newest = sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)[:FILES]
-    found = [(file, one) for file in newest for one in _conversations(file, format)]
-    if not found:
+    conversations = [(file, transcript) for file in newest for transcript in _conversations(file, format)]
+    if not conversations:
         among = f"{plural(len(files), 'JSON file')} in it, but no conversation in a known format" if files else ""
         raise TranscriptError(among or "contains no JSON or JSONL files", file=str(folder))
-    return found
+    return conversations
 
 
 def _conversations(file: Path, format: str | None) -> Iterator[Transcript]:
     if file.stat().st_size > LARGEST:
         return
     try:
-        yield from (one for one in read_conversations(str(file), format) if one.messages)
+        yield from (transcript for transcript in read_conversations(str(file), format) if transcript.messages)
     except TranscriptError:
         return
 
 
-def measure(found: Sequence[tuple[Path, Transcript]], folder: Path) -> list[Found]:
+def measure(conversations: Sequence[tuple[Path, Transcript]], folder: Path) -> list[Found]:
     """Replay the newest requests of conversations until the time is up; no model is asked."""
     reader, started, measured = Reader(TokenCounter()), monotonic(), list[Found]()
-    with progress_bar("measuring", len(found)) as progress:
-        for file, one in found:
+    with progress_bar("measuring", len(conversations)) as progress:
+        for file, transcript in conversations:
             in_time = monotonic() - started < SECONDS
-            measured.append(asyncio.run(_measure(one, str(file.relative_to(folder)), reader, in_time)))
+            measured.append(asyncio.run(_measure(transcript, str(file.relative_to(folder)), reader, in_time)))
             step(progress)
     return measured
 
 
-async def _measure(one: Transcript, file: str, reader: Reader, in_time: bool) -> Found:
-    requests = min(len(request_points(one.messages)), REPLAYED) if in_time else 0
-    answers = (message for message in reversed(one.messages) if isinstance(message, ModelResponse))
+async def _measure(transcript: Transcript, file: str, reader: Reader, in_time: bool) -> Found:
+    requests = min(len(request_points(transcript.messages)), REPLAYED) if in_time else 0
+    answers = (message for message in reversed(transcript.messages) if isinstance(message, ModelResponse))
     model = next((answer.model_name for answer in answers if answer.model_name), "")
     everything = views = 0.0
     if requests:
         charge, session = charge_of(model), LiveSession([plain_compiler(budget=DEFAULT_BUDGET)])
-        sent = await replay(one.messages, session, reader, last=REPLAYED)
-        whole = await replay_whole(one.messages, reader, last=REPLAYED)
+        sent = await replay(transcript.messages, session, reader, last=REPLAYED)
+        whole = await replay_whole(transcript.messages, reader, last=REPLAYED)
         everything, views = (sum(charge(each.tokens, each.cached) for each in some) for some in (whole, sent))
     return Found(
-        session=one.name,
+        session=transcript.name,
         file=file,
-        messages=len(one.messages),
-        tokens=reader.read(one.messages).tokens if in_time else 0,
+        messages=len(transcript.messages),
+        tokens=reader.read(transcript.messages).tokens if in_time else 0,
         requests=requests,
         everything=everything,
         views=views,
@@ -117,10 +117,10 @@ async def _measure(one: Transcript, file: str, reader: Reader, in_time: bool) ->
     )
 
 
-def print_found(screen: Screen, found: Sequence[Found], command: str) -> None:
+def print_found(screen: Screen, conversations: Sequence[Found], command: str) -> None:
     """Print what was found and saved, and the command that imports it."""
-    screen.table(COLUMNS, map(_row, found))
-    unmeasured = sum(not one.requests for one in found)
+    screen.table(COLUMNS, map(_row, conversations))
+    unmeasured = sum(not conversation.requests for conversation in conversations)
     rest = f"; {plural(unmeasured, 'conversation')} not measured" if unmeasured else ""
     screen.line(
         (
@@ -132,12 +132,20 @@ def print_found(screen: Screen, found: Sequence[Found], command: str) -> None:
     screen.line(("import them: ", "dim"), (command, "bold cyan"))
 
 
-def _row(one: Found) -> tuple[object, ...]:
+def _row(conversation: Found) -> tuple[object, ...]:
     def amount(cost: float) -> str:
-        if not one.requests:
+        if not conversation.requests:
             return "–"
-        return dollars(Decimal(cost)) if one.priced else f"{number(round(cost))} tokens"
+        return dollars(Decimal(cost)) if conversation.priced else f"{number(round(cost))} tokens"
 
-    tokens = number(one.tokens) if one.tokens else "–"
-    session = one_line(one.session, 60)
-    return session, one.file, one.messages, tokens, one.requests or "–", amount(one.everything), amount(one.views)
+    tokens = number(conversation.tokens) if conversation.tokens else "–"
+    session = one_line(conversation.session, 60)
+    return (
+        session,
+        conversation.file,
+        conversation.messages,
+        tokens,
+        conversation.requests or "–",
+        amount(conversation.everything),
+        amount(conversation.views),
+    )

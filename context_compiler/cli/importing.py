@@ -82,34 +82,39 @@ def import_(
     if in_folder and not every:
         _print_folder(in_folder, folder, db, json=json)
         return
-    found = [one for _, one in in_folder] or read_conversations(transcript, format_)
+    conversations = [conversation for _, conversation in in_folder] or read_conversations(transcript, format_)
     if select is not None or session is not None:
-        found = [select_conversation(found, select, file=transcript)]
-    results = asyncio.run(_import_all(found, db, owner or "", session))
+        conversations = [select_conversation(conversations, select, file=transcript)]
+    results = asyncio.run(_import_all(conversations, db, owner or "", session))
     screen = Screen()
     if json:
         screen.raw(json_text({"db": str(db), "sessions": results}))
         return
-    rows = [(one.session, number(one.messages), number(one.tokens), one.view, one.state) for one in results]
+    rows = [
+        (result.session, number(result.messages), number(result.tokens), result.view, result.state)
+        for result in results
+    ]
     screen.table(COLUMNS, rows)
     screen.line(f"{plural(len(results), 'conversation')} in {db}")
     print_look(screen, db)
 
 
-def _print_folder(found: Sequence[tuple[Path, Transcript]], folder: Path, db: Place, *, json: bool) -> None:
-    measured, screen = measure(found, folder), Screen()
+def _print_folder(conversations: Sequence[tuple[Path, Transcript]], folder: Path, db: Place, *, json: bool) -> None:
+    measured, screen = measure(conversations, folder), Screen()
     if json:
         screen.raw(json_text({"folder": str(folder), "conversations": measured}))
         return
     print_found(screen, measured, list_command(f"import {quote(str(folder))} --all", db))
 
 
-async def _import_all(found: Sequence[Transcript], db: Place, owner: str, session: str | None) -> list[ImportResult]:
+async def _import_all(
+    transcripts: Sequence[Transcript], db: Place, owner: str, session: str | None
+) -> list[ImportResult]:
     results: list[ImportResult] = []
-    with progress_bar("importing", len(found)) as progress:
+    with progress_bar("importing", len(transcripts)) as progress:
         async with open_record(db, owner, writing=True) as store:
             tips = {info.session_id: info.raw_tip for info in await store.sessions()}
-            for transcript in found:
+            for transcript in transcripts:
                 history = read_history(transcript.messages)
                 name = session or transcript.name
                 entry = Entry(record=import_record(history, name), raw=history.chain, view=history.chain)
@@ -132,7 +137,7 @@ async def _import_all(found: Sequence[Transcript], db: Place, owner: str, sessio
                     )
                 )
                 step(progress)
-    for transcript in found:
+    for transcript in transcripts:
         print_notes(transcript)
     return results
 

@@ -27,8 +27,8 @@ def read_conversations(path: str, format: str | None) -> list[Transcript]:
     Raises:
         TranscriptError: it is not a transcript.
     """
-    found = parse_transcripts(sys.stdin.buffer.read(), file="stdin", format=format) if path == "-" else []
-    return found or read_transcripts(path, format=format)
+    transcripts = parse_transcripts(sys.stdin.buffer.read(), file="stdin", format=format) if path == "-" else []
+    return transcripts or read_transcripts(path, format=format)
 
 
 def print_notes(transcript: Transcript) -> None:
@@ -39,30 +39,31 @@ def print_notes(transcript: Transcript) -> None:
         print_note(f"{transcript.name}: {len(transcript.notes) - SHOWN_NOTES:,} more such notes")
 
 
-def select_conversation(found: list[Transcript], wanted: str | None, *, file: str) -> Transcript:
+def select_conversation(conversations: list[Transcript], wanted: str | None, *, file: str) -> Transcript:
     """Select a conversation by position or name; None selects the only one.
 
     Raises:
         TranscriptError: there are several and none is named, or there is no such conversation.
     """
-    names = [one.name for one in found]
+    names = [conversation.name for conversation in conversations]
     if wanted is None:
-        if len(found) == 1:
-            return found[0]
-        last = len(found) - 1
+        if len(conversations) == 1:
+            return conversations[0]
+        last = len(conversations) - 1
         raise TranscriptError(
-            f"contains {len(found)} conversations; select one with --select, by position (0 to {last}) or by name"
-            f" (such as {one_line(names[0], 60)!r})",
+            f"contains {len(conversations)} conversations; select one with --select, by position (0 to {last})"
+            f" or by name (such as {one_line(names[0], 60)!r})",
             file=file,
         )
     short = [name.rpartition("#")[2] for name in names]
-    for known in (names, short):
-        if known.count(wanted) == 1:
-            return found[known.index(wanted)]
-    if wanted.isascii() and wanted.isdigit() and int(wanted) < len(found):
-        return found[int(wanted)]
+    for spellings in (names, short):
+        if spellings.count(wanted) == 1:
+            return conversations[spellings.index(wanted)]
+    if wanted.isascii() and wanted.isdigit() and int(wanted) < len(conversations):
+        return conversations[int(wanted)]
     raise TranscriptError(
-        f"--select {one_line(wanted, 60)!r}: no such conversation among its {len(found)}{suggestions(wanted, names)}",
+        f"--select {one_line(wanted, 60)!r}: no such conversation among its {len(conversations)}"
+        f"{suggestions(wanted, names)}",
         file=file,
     )
 
@@ -105,15 +106,15 @@ def check_stage_model(stage: str, model: str | None) -> None:
         SettingsError: it cannot.
     """
     if model is not None:
-        _infer(model, "; --simulate asks no model", given=f"stage {stage!r}: model")
+        _infer(model, "; --simulate asks no model", source=f"stage {stage!r}: model")
 
 
-def _infer(name: str, instead: str = "", *, given: str = "--model") -> Model:
-    """Create the host's model of that name; an error message begins with `given` and ends with `instead`."""
-    found = attempt(lambda: infer_model(name))
-    if found.value is None:
-        raise SettingsError(f"{given} {one_line(name, 80)!r}: {_remedy(found.error)}{instead}")
-    return found.value
+def _infer(name: str, instead: str = "", *, source: str = "--model") -> Model:
+    """Create the host's model of that name; an error message begins with `source` and ends with `instead`."""
+    outcome = attempt(lambda: infer_model(name))
+    if outcome.value is None:
+        raise SettingsError(f"{source} {one_line(name, 80)!r}: {_remedy(outcome.error)}{instead}")
+    return outcome.value
 
 
 def _remedy(error: Exception | None) -> str:

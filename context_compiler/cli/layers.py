@@ -59,9 +59,9 @@ def show_(
 ) -> None:
     """Show the prompt block that a node would get now, with the tokens of each section."""
     role = parse_role(role)
-    found, owner = asyncio.run(_state(db, owner, session, vault_name))
+    layers, owner = asyncio.run(_state(db, owner, session, vault_name))
     template = node_template(role, TemplateLibrary(vault=vault, system=system, owner=owner))
-    state = cast("Mapping[str, Any]", found)
+    state = cast("Mapping[str, Any]", layers)
     texts = {name: text for name, text in layer_texts(role, state).items() if text}
     screen, turn = Screen(), turn_number(state)
     if json:
@@ -99,17 +99,17 @@ async def _state(db: Place, owner: str | None, session: str, vault_name: str) ->
 
 def _section_rows(texts: Mapping[str, str], template: Template) -> list[tuple[object, ...]]:
     counter = TokenCounter()
-    found: list[tuple[object, ...]] = []
+    rows: list[tuple[object, ...]] = []
     for name, text in texts.items():
         rule = template.sections.get(name)
         budget = number(rule.budget) if rule and rule.budget else ""
-        found.append((name, number(counter.text(text)), budget, rule.priority if rule else 0))
-    return found
+        rows.append((name, number(counter.text(text)), budget, rule.priority if rule else 0))
+    return rows
 
 
 def _plain(value: object) -> object:
     """Convert a value of the layers for JSON."""
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in cast("list[object]", value)]
+        return [_plain(item) for item in cast("list[object]", value)]
     dump = getattr(value, "model_dump", None)
     return dump(mode="json") if callable(dump) else value

@@ -138,12 +138,12 @@ def delete(
 
     Transcripts of the owner's chats and the owner's vault are not deleted; their folders are printed.
     """
-    found = asyncio.run(_load_owners(db))
-    info = next((one for one in found if one.owner == owner), None)
+    owners = asyncio.run(_load_owners(db))
+    info = next((info for info in owners if info.owner == owner), None)
     if info is None:
-        known = suggestions(owner, [one.owner for one in found if one.owner])
+        suggestion = suggestions(owner, [info.owner for info in owners if info.owner])
         other = "; no data in it has an owner, but `sessions delete` removes a conversation"
-        raise StoreError(f"{db}: no owner {one_line(owner, 60)!r}{known or other}")
+        raise StoreError(f"{db}: no owner {one_line(owner, 60)!r}{suggestion or other}")
     content = f"{plural(info.sessions, 'session')} with {plural(info.requests, 'request')}"
     if not yes and not confirm(f"Delete {content} of owner {owner!r} from {db}?"):
         print_error("nothing was deleted")

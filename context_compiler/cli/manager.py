@@ -66,10 +66,16 @@ def log(
     json: Json = False,
 ) -> None:
     """List the commits of a session, newest first; an arrow marks the target of the next rollback."""
-    found = asyncio.run(_log(db, owner, session, limit))
-    facts = {"db": str(db), "session": session, "turns": found.turns, "next": found.next, "commits": found.commits}
-    empty = f"session {one_line(session)} has {plural(found.turns, 'turn')} and no checkpoint yet"
-    print_list(facts, COLUMNS, [_row(one, found.next) for one in found.commits], json=json, empty=empty)
+    history = asyncio.run(_log(db, owner, session, limit))
+    facts = {
+        "db": str(db),
+        "session": session,
+        "turns": history.turns,
+        "next": history.next,
+        "commits": history.commits,
+    }
+    empty = f"session {one_line(session)} has {plural(history.turns, 'turn')} and no checkpoint yet"
+    print_list(facts, COLUMNS, [_row(commit, history.next) for commit in history.commits], json=json, empty=empty)
 
 
 @app.command("checkpoint", epilog=example('manager checkpoint assistant --message "before the move"'))
@@ -99,11 +105,11 @@ def rollback(
     json: Json = False,
 ) -> None:
     """Roll back to the newest unused checkpoint, or to a commit; the session continues from there."""
-    found = asyncio.run(_log(db, owner, session, 1 if to is None else None))
-    target = found.next if to is None else _commit_named(to, found.commits)
+    history = asyncio.run(_log(db, owner, session, 1 if to is None else None))
+    target = history.next if to is None else _commit_named(to, history.commits)
     if not yes and target is not None:
         question = (
-            f"Roll session {session!r} back from {plural(found.turns, 'turn')} to checkpoint {target[:ID_LENGTH]}?"
+            f"Roll session {session!r} back from {plural(history.turns, 'turn')} to checkpoint {target[:ID_LENGTH]}?"
         )
         if not confirm(question):
             print_error("nothing was rolled back")
@@ -120,10 +126,10 @@ def _commit_named(name: str, commits: list[Commit]) -> str:
     Raises:
         ContextMemoryError: several commits begin with it.
     """
-    found = [one.id for one in commits if one.id.startswith(name)]
-    if len(found) > 1:
+    ids = [commit.id for commit in commits if commit.id.startswith(name)]
+    if len(ids) > 1:
         raise ContextMemoryError(f"several commits begin with {one_line(name, 60)!r}; `manager log` lists them")
-    return found[0] if found else name
+    return ids[0] if ids else name
 
 
 @asynccontextmanager
@@ -136,9 +142,9 @@ async def _open_manager(
         StoreError: there is no such session, or it was never managed.
     """
     async with open_record(db, owner) as existing:
-        found = (await find_session(existing, session))[0]
-        session = found.session_id
-    async with open_record(db, found.owner, writing=writing) as store:
+        info = (await find_session(existing, session))[0]
+        session = info.session_id
+    async with open_record(db, info.owner, writing=writing) as store:
         memory = SQLiteMemory(session, store)
         manager = ContextManager.with_versioning(memory, memory, "none", session_id=session)
         if not await manager.resume():

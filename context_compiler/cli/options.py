@@ -135,10 +135,10 @@ DAYS = {"m": 1 / 1440, "h": 1 / 24, "d": 1.0, "w": 7.0}
 
 def parse_age(text: str, option: str = "--older-than") -> float:
     """Parse an age such as 30d, 12h or 2w; return it in days."""
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*([mhdw])", text.strip().lower(), re.ASCII)
-    if not found:
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*([mhdw])", text.strip().lower(), re.ASCII)
+    if not match:
         raise SettingsError(f"{option} {text!r}: give a number with m, h, d or w, such as 30d")
-    return float(found[1]) * DAYS[found[2]]
+    return float(match[1]) * DAYS[match[2]]
 
 
 def confirm(question: str) -> bool:
@@ -180,18 +180,18 @@ async def find_session(store: SQLStore, session: str) -> list[SessionInfo]:
         problem = f"session {one_line(session, 60)!r} matches {len(meant)} names, such as {some}"
         raise StoreError(f"{store.place}: {problem}; give more of the name")
     if not meant:
-        known = (
+        hint = (
             suggestions(session, names, list_command=list_command("sessions list", store.place))
             or "; it contains no sessions"
         )
-        raise StoreError(f"{store.place}: no session {one_line(session, 60)!r}{known}")
-    found = [info for info in every if info.session_id == meant[0]]
-    if len(owners := sorted({info.owner for info in found})) > 1:
+        raise StoreError(f"{store.place}: no session {one_line(session, 60)!r}{hint}")
+    infos = [info for info in every if info.session_id == meant[0]]
+    if len(owners := sorted({info.owner for info in infos})) > 1:
         some = ", ".join(repr(one_line(name, 60)) for name in owners[:3])
         raise StoreError(
             f"{store.place}: {len(owners)} owners have a session {meant[0]!r}, such as {some}; give --owner"
         )
-    return found
+    return infos
 
 
 async def find_view(store: SQLStore, number: int) -> Record:
@@ -202,7 +202,7 @@ async def find_view(store: SQLStore, number: int) -> Record:
     """
     record = await store.view(number)
     if record is None:
-        numbers = sorted(one.id for one in await store.views() if one.id is not None)
+        numbers = sorted(view.id for view in await store.views() if view.id is not None)
         raise StoreError(f"{store.place}: no view {number}; {_nearest_views(number, numbers, store.place)}")
     return record
 
@@ -216,7 +216,7 @@ def _nearest_views(wrong: int, numbers: Sequence[int], db: str) -> str:
     low, high = numbers[0], numbers[-1]
     hint = f"there are {len(numbers):,}, from {low} to {high}"
     if high - low >= len(numbers):
-        close = sorted(sorted(numbers, key=lambda one: abs(one - wrong))[:3])
+        close = sorted(sorted(numbers, key=lambda number: abs(number - wrong))[:3])
         hint += f" with gaps, the nearest are {', '.join(map(str, close))}"
     return f"{hint}; `{list_command('views list', db)}` lists them"
 
@@ -271,13 +271,13 @@ def with_origin(context: typer.Context, option: typer.CallbackParam, text: str |
     """Callback of options whose value may come from the configuration file: remember the origin."""
     if text is None:
         return text
-    given, key = Given(text), option.name
+    value, key = Given(text), option.name
     source: Any = context.get_parameter_source(key)
-    given.origin = max(option.opts, key=len)
+    value.origin = max(option.opts, key=len)
     if getattr(source, "name", "") == "ENVIRONMENT":
         from_file = key in (context.find_root().obj or ())
-        given.origin = f"{Config.load().path}: {key} =" if from_file else f"{variable(key)} ="
-    return given
+        value.origin = f"{Config.load().path}: {key} =" if from_file else f"{variable(key)} ="
+    return value
 
 
 def origin(text: str, option: str) -> str:
@@ -295,8 +295,8 @@ def parse_amount(text: str, *, option: str = "--budget") -> Amount:
     try:
         return check_amount(value, name=option) or 1
     except SettingsError:
-        given = f"{origin(text, option)} {str(text)!r}"
-        raise SettingsError(f"{given}: give whole tokens such as 4000, or a share such as 0.5") from None
+        setting = f"{origin(text, option)} {str(text)!r}"
+        raise SettingsError(f"{setting}: give whole tokens such as 4000, or a share such as 0.5") from None
 
 
 def parse_recall(text: str | None) -> Amount | None:

@@ -105,22 +105,22 @@ def check(
     print_reports([check_file(file, read_graph, rule) for file in files], json=json)
 
 
-def print_reports(found: Sequence[FileReport], *, json: bool) -> None:
+def print_reports(reports: Sequence[FileReport], *, json: bool) -> None:
     """Print the findings of all files.
 
     Raises:
         Exit: a file has errors.
     """
-    failed = any(one.count(Severity.ERROR) for one in found)
+    failed = any(report.count(Severity.ERROR) for report in reports)
     screen = Screen()
     if json:
-        screen.raw(json_text({"ok": not failed, "files": found}))
+        screen.raw(json_text({"ok": not failed, "files": reports}))
     else:
-        for one in found:
-            _print_report(screen, one)
-        counts = [sum(one.count(severity) for one in found) for severity in Severity]
+        for report in reports:
+            _print_report(screen, report)
+        counts = [sum(report.count(severity) for report in reports) for severity in Severity]
         counted = [plural(count, noun) for count, noun in zip(counts, ("error", "warning", "note"), strict=True)]
-        screen.line(f"{plural(len(found), 'file')}, {', '.join(counted)}")
+        screen.line(f"{plural(len(reports), 'file')}, {', '.join(counted)}")
     if failed:
         raise typer.Exit(1)
 
@@ -158,8 +158,13 @@ def _graph_document(graph: Graph) -> dict[str, object]:
         ],
         "edges": [{"from": edge.source, "to": edge.target, "attributes": dict(edge.attrs)} for edge in graph.edges],
         "subgraphs": [
-            {"name": one.name, "stages": one.nodes, "parent": one.parent, "attributes": dict(one.attrs)}
-            for one in graph.subgraphs
+            {
+                "name": subgraph.name,
+                "stages": subgraph.nodes,
+                "parent": subgraph.parent,
+                "attributes": dict(subgraph.attrs),
+            }
+            for subgraph in graph.subgraphs
         ],
         "diagnostics": graph.diagnostics,
     }
@@ -169,17 +174,17 @@ def _graph_document(graph: Graph) -> dict[str, object]:
 def handlers(json: Json = False) -> None:
     """Print the types of stages: their shapes, and how each is run; as JSON, except on a terminal."""
     shapes = {handler: shape for shape, handler in HANDLERS.items()}
-    found: list[dict[str, object]] = []
+    rows: list[dict[str, object]] = []
     for name, handler in pipeline.build_handlers(pipeline.RunConfig()).items():
         about = (type(handler).__doc__ or "").partition("\n")[0]
         facts = pipeline.traits(handler)
         kinds = {"retries": facts.retries, "retries_failures": facts.retries_failures, "preamble": facts.reads_past}
-        found.append({"type": name, "shape": shapes.get(name), "about": about, **kinds})
+        rows.append({"type": name, "shape": shapes.get(name), "about": about, **kinds})
     screen = Screen()
     if json or not screen.rich:
-        screen.raw(json_text({"handlers": found}))
+        screen.raw(json_text({"handlers": rows}))
     else:
-        screen.table(HANDLER_COLUMNS, [(one["type"], one["shape"] or "", one["about"]) for one in found])
+        screen.table(HANDLER_COLUMNS, [(row["type"], row["shape"] or "", row["about"]) for row in rows])
 
 
 @app.command("draw", epilog=example("pipeline draw plan.dot --out plan.svg"))
@@ -234,23 +239,23 @@ def check_file(file: Path, read: Callable[[Path], Graph], *rules: Rule) -> FileR
             rule="syntax", severity=Severity.ERROR, message=error.message, line=error.line, column=error.column
         )
         return FileReport(path=str(file), findings=(finding,), snippet=error.snippet)
-    findings = sorted(validate(graph, rules), key=lambda one: (one.line or 0, one.column or 0))
+    findings = sorted(validate(graph, rules), key=lambda finding: (finding.line or 0, finding.column or 0))
     return FileReport(
         path=str(file), name=graph.name, stages=len(graph.nodes), edges=len(graph.edges), findings=tuple(findings)
     )
 
 
-def _print_report(screen: Screen, one: FileReport) -> None:
+def _print_report(screen: Screen, report: FileReport) -> None:
     """Print a table on a terminal; elsewhere print one line per finding, beginning with its place."""
     if not screen.rich:
-        for finding in one.findings:
-            screen.raw(safe(f"{one.path}:{'' if finding.line else ' '}{finding}").replace("\n", " "))
+        for finding in report.findings:
+            screen.raw(safe(f"{report.path}:{'' if finding.line else ' '}{finding}").replace("\n", " "))
     else:
-        size = f"{one.name or 'no name'}, {plural(one.stages, 'stage')}, {plural(one.edges, 'edge')}"
-        screen.line((one.path, "bold"), f"  {size}" if not one.snippet else "")
-        if one.findings:
-            screen.table(FINDINGS, [_row(finding) for finding in one.findings])
-    for line in one.snippet.splitlines():
+        size = f"{report.name or 'no name'}, {plural(report.stages, 'stage')}, {plural(report.edges, 'edge')}"
+        screen.line((report.path, "bold"), f"  {size}" if not report.snippet else "")
+        if report.findings:
+            screen.table(FINDINGS, [_row(finding) for finding in report.findings])
+    for line in report.snippet.splitlines():
         screen.raw(f"    {safe(line)}")
 
 
@@ -311,12 +316,12 @@ def resume(
 @app.command("runs", epilog=example("pipeline runs"))
 def list_runs(runs: Runs = RUNS, owner: Owner = None, json: Json = False) -> None:
     """List runs, newest first."""
-    found = [one for one in asyncio.run(_load_runs(runs)) if owner is None or one.owner == owner]
+    infos = [info for info in asyncio.run(_load_runs(runs)) if owner is None or info.owner == owner]
     rows = [
-        (one.run_id, one.status, one.completed, one.current_node or "", one.started_at[:19], _about(one))
-        for one in found
+        (info.run_id, info.status, info.completed, info.current_node or "", info.started_at[:19], _about(info))
+        for info in infos
     ]
-    print_list({"runs": found}, RUN_COLUMNS, rows, json=json, empty=f"no runs in {place_name(runs)}")
+    print_list({"runs": infos}, RUN_COLUMNS, rows, json=json, empty=f"no runs in {place_name(runs)}")
 
 
 def _about(info: pipeline.RunInfo) -> str:
@@ -370,7 +375,9 @@ def show(run: RunId, runs: Runs = RUNS, owner: Owner = None, json: Json = False)
     screen = Screen()
     if json:
         screen.raw(
-            json_text({"checkpoint": pipeline.checkpoint_document(state), "events": [one.document() for one in events]})
+            json_text(
+                {"checkpoint": pipeline.checkpoint_document(state), "events": [event.document() for event in events]}
+            )
         )
         return
     lineage = state.lineage
@@ -433,8 +440,8 @@ async def _names(store: pipeline.RunStore, owner: str | None) -> list[str]:
 
 def _unknown_run(run: str, runs: str, names: Sequence[str]) -> PipelineError:
     command = "context-compiler pipeline runs" + ("" if runs == RUNS else f" --runs {quote(place_name(runs))}")
-    known = suggestions(run, names, list_command=command) or "; it contains no runs"
-    return PipelineError(f"{place_name(runs)}: no run {one_line(run, 60)!r}{known}")
+    hint = suggestions(run, names, list_command=command) or "; it contains no runs"
+    return PipelineError(f"{place_name(runs)}: no run {one_line(run, 60)!r}{hint}")
 
 
 async def load_run(

@@ -38,11 +38,11 @@ def unknown_names(template: Template) -> tuple[str, ...]:
     The kind is the one that has most of the template's names.
     """
     lines, wants = template.lines(), template.wants()
-    known = max(_kinds(), key=lambda names: len(wants & names))
-    missing = sorted(wants - known, key=lambda name: lines[name])
+    allowed = max(_kinds(), key=lambda names: len(wants & names))
+    missing = sorted(wants - allowed, key=lambda name: lines[name])
     unknown = [(f"line {lines[name]}: unknown placeholder {name}", name) for name in missing]
-    unknown += [(f"sections: unknown section {name}", name) for name in template.sections if name not in known]
-    return tuple(f"{what}; {_meant(name, known)}" for what, name in unknown)
+    unknown += [(f"sections: unknown section {name}", name) for name in template.sections if name not in allowed]
+    return tuple(f"{what}; {_meant(name, allowed)}" for what, name in unknown)
 
 
 def _meant(wrong: str, known: Collection[str]) -> str:

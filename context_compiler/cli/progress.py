@@ -89,24 +89,24 @@ class RunProgress:
 
     def _make_room(self, event: Event) -> None:
         """Stop the table while any stage asks a person, because both would write to the same lines."""
-        place = (event.branch, event.node)
-        (self._asking.add if event.kind == "interview_started" else self._asking.discard)(place)
+        stage = (event.branch, event.node)
+        (self._asking.add if event.kind == "interview_started" else self._asking.discard)(stage)
         if self._live is not None:
             (self._live.stop if self._asking else self._live.start)()
 
     def _find_row(self, event: Event) -> Row | None:
-        place = (event.branch, event.node)
+        stage = (event.branch, event.node)
         if event.kind == "stage_started" and event.node is not None:
             name = f"{event.branch}/{event.node}" if event.branch not in ("", event.node) else event.node
             facts = event.data
-            self._open[place] = Row(
+            self._open[stage] = Row(
                 name=safe(name),
                 fidelity=str(facts.get("fidelity", "")),
                 thread=safe(str(facts.get("thread", ""))),
                 began=time.monotonic(),
             )
-            self._rows = [*self._rows, self._open[place]][-MAX_ROWS:]
-        return self._open.get(place)
+            self._rows = [*self._rows, self._open[stage]][-MAX_ROWS:]
+        return self._open.get(stage)
 
     def _update(self, row: Row, event: Event) -> None:
         facts: Any = event.data
@@ -131,5 +131,7 @@ class RunProgress:
             table.add_column(name, no_wrap=True)
         for row in self._rows[-max(5, (self._live.console.height if self._live else MAX_ROWS) - 3) :]:
             cells = row.cells()
-            table.add_row(*(Text(cell, STYLES.get(row.status, "") if at == 2 else "") for at, cell in enumerate(cells)))
+            table.add_row(
+                *(Text(cell, STYLES.get(row.status, "") if index == 2 else "") for index, cell in enumerate(cells))
+            )
         return table

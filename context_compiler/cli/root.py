@@ -126,9 +126,9 @@ class Commands(Group):
 def load(name: str) -> Any:
     """Import a command and return it."""
     module = import_module(f"context_compiler.cli.{COMMANDS[name][0]}")
-    found: Any = get_command(module.app)
-    inner: dict[str, Any] = getattr(found, "commands", {})
-    return inner.get(name, found)
+    command: Any = get_command(module.app)
+    inner: dict[str, Any] = getattr(command, "commands", {})
+    return inner.get(name, command)
 
 
 def _print_usage_error(error: Any) -> int:

@@ -101,22 +101,26 @@ def with_run_options(*, without: Collection[str] = ()) -> Callable[[Callable[...
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(command, include_extras=True)
         shared = get_type_hints(RunOptions, include_extras=True)
-        names = [one.name for one in fields(RunOptions) if one.name not in without]
+        names = [field.name for field in fields(RunOptions) if field.name not in without]
         own = signature(command).parameters.values()
         added = [
-            Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default)
-            for one in fields(RunOptions)
-            if one.name in names
+            Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default)
+            for field in fields(RunOptions)
+            if field.name in names
         ]
 
         @wraps(command)
-        def run(**given: Any) -> None:
-            command(options=RunOptions(**{name: given.pop(name) for name in names}), **given)
+        def run(**arguments: Any) -> None:
+            command(options=RunOptions(**{name: arguments.pop(name) for name in names}), **arguments)
 
-        parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in own if one.name != "options"]
-        typed = [one.replace(annotation={**shared, **hints}[one.name]) for one in (*parameters, *added)]
+        parameters = [
+            parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in own if parameter.name != "options"
+        ]
+        typed = [
+            parameter.replace(annotation={**shared, **hints}[parameter.name]) for parameter in (*parameters, *added)
+        ]
         run.__signature__ = Signature(typed)  # pyright: ignore[reportAttributeAccessIssue] # read by inspect
-        run.__annotations__ = {one.name: one.annotation for one in typed}
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in typed}
         return run
 
     return decorate
@@ -266,9 +270,9 @@ def template_known(library: TemplateLibrary, graph: pipeline.Graph) -> Iterator[
     """Yield a finding for each stage whose template is missing or invalid."""
     for name, node in apply_directives(graph).nodes.items():
         try:
-            found = library.find(node.context_helper) if node.context_helper else None
-            if found is not None:
-                found.render({})
+            template = library.find(node.context_helper) if node.context_helper else None
+            if template is not None:
+                template.render({})
         except TemplateError as error:
             yield pipeline.Diagnostic(
                 rule="template_known",
@@ -285,8 +289,15 @@ def _helper_line(node: pipeline.Node) -> int | None:
     """Line of the directive that names the template of a step; None if there is none, or not on a line of its own."""
     if node.prompt_line is None:
         return None
-    found = read_directives(node.prompt, KNOWN, line=node.prompt_line).found
-    return next((one.line for one in reversed(found) if one.name == "context-helper" and one.value), None)
+    directives = read_directives(node.prompt, KNOWN, line=node.prompt_line).found
+    return next(
+        (
+            directive.line
+            for directive in reversed(directives)
+            if directive.name == "context-helper" and directive.value
+        ),
+        None,
+    )
 
 
 def own_model(node: object) -> None:
@@ -295,7 +306,7 @@ def own_model(node: object) -> None:
 
 def parse_values(texts: list[str]) -> dict[str, str]:
     """Parse initial values of the context, each `KEY=VALUE`."""
-    pairs = [one.partition("=") for one in texts]
+    pairs = [text.partition("=") for text in texts]
     for key, equals, _ in pairs:
         if not equals or not key:
             raise SettingsError(f"--set {key!r}: give KEY=VALUE")

@@ -83,12 +83,16 @@ class Screen:
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
         """Print a table."""
         cells = [[one_line(str(cell)) for cell in row] for row in rows]
-        widths = [max(map(cell_len, [column.name, *(row[at] for row in cells)])) for at, column in enumerate(columns)]
+        widths = [
+            max(map(cell_len, [column.name, *(row[index] for row in cells)])) for index, column in enumerate(columns)
+        ]
         if self.rich:
             fit = fit_columns(columns, widths, cells, self.console.width)
             self.console.print(draw_table(columns, cells, fit))
             hidden = [
-                one.name for at, one in enumerate(columns) if at not in fit and one.name and any(r[at] for r in cells)
+                column.name
+                for index, column in enumerate(columns)
+                if index not in fit and column.name and any(r[index] for r in cells)
             ]
             if hidden:
                 self.line((f"a wider terminal also shows: {', '.join(hidden)}", "dim"))
@@ -245,13 +249,17 @@ def fit_columns(columns: Sequence[Column], widths: Sequence[int], cells: Sequenc
         min(width, int(room * NAMES_SHARE) if column.names else MINIMUM if column.elastic or column.wraps else width)
         for column, width in zip(columns, widths, strict=True)
     ]
-    empty = {at for at in fit if not any(row[at] for row in cells)}
-    spare = sorted((at for at in fit if columns[at].spare), key=lambda at: (columns[at].spare, at), reverse=True)
-    for at in [*(at for at in spare if at in empty), *(at for at in spare if at not in empty)]:
-        if at in empty or sum(minimum[one] + GAP for one in fit) - GAP > room:
-            del fit[at]
+    empty = {index for index in fit if not any(row[index] for row in cells)}
+    spare = sorted(
+        (index for index in fit if columns[index].spare), key=lambda index: (columns[index].spare, index), reverse=True
+    )
+    for index in [*(index for index in spare if index in empty), *(index for index in spare if index not in empty)]:
+        if index in empty or sum(minimum[other] + GAP for other in fit) - GAP > room:
+            del fit[index]
     while sum(fit.values()) + GAP * (len(fit) - 1) > room:
-        widest = max((at for at in fit if fit[at] > minimum[at]), key=lambda at: fit[at], default=None)
+        widest = max(
+            (index for index in fit if fit[index] > minimum[index]), key=lambda index: fit[index], default=None
+        )
         if widest is None:
             break
         fit[widest] -= 1
@@ -262,8 +270,8 @@ def draw_table(columns: Sequence[Column], cells: Sequence[Sequence[str]], fit: W
     """Build a table for a terminal from the columns in `fit`."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold", collapse_padding=True)
     shown: list[Sequence[str]] = []
-    for at, width in fit.items():
-        column, values = columns[at], [row[at] for row in cells]
+    for index, width in fit.items():
+        column, values = columns[index], [row[index] for row in cells]
         justify = "right" if column.right else "left"
         table.add_column(Text(column.name), justify=justify, style=column.style or None, overflow="fold", width=width)
         whole = values if column.wraps else [one_line(cell, width) for cell in values]

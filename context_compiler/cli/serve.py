@@ -203,7 +203,7 @@ def _is_loopback(host: str) -> bool:
 def _own_addresses() -> list[str]:
     """Addresses by which other machines may reach this one."""
     try:
-        return [str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None)]
+        return [str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)]
     except OSError:
         return []
 

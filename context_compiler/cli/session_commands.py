@@ -82,7 +82,10 @@ def show_(
     if raw:
         print_messages(screen, history)
         return
-    rows = [(index, role(one), number(one.tokens), excerpt(one, 90)) for index, one in enumerate(history.readings)]
+    rows = [
+        (index, role(reading), number(reading.tokens), excerpt(reading, 90))
+        for index, reading in enumerate(history.readings)
+    ]
     screen.table(MESSAGES, rows)
 
 
@@ -192,21 +195,23 @@ def unpin(session: SessionId, message: Message, db: Db = DB, owner: Owner = None
 @app.command("pins", epilog=example("sessions pins demo"))
 def pins(session: SessionId, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
     """List the pinned messages of a conversation."""
-    found = asyncio.run(_steer(db, owner, session, lambda compiler, name: compiler.pins(name), writing=False))
+    pinned = asyncio.run(_steer(db, owner, session, lambda compiler, name: compiler.pins(name), writing=False))
     if json:
-        Screen().raw(json_text({"db": str(db), "session": session, "pins": [one.to_data() for one in found]}))
+        Screen().raw(json_text({"db": str(db), "session": session, "pins": [pin.to_data() for pin in pinned]}))
     else:
-        print_pins(Screen(), found)
+        print_pins(Screen(), pinned)
 
 
 @app.command("rules", epilog=example("sessions rules demo"))
 def rules(session: SessionId, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
     """List the rules of the user that every request of a conversation contains."""
-    found = asyncio.run(_steer(db, owner, session, lambda compiler, name: compiler.standing_rules(name), writing=False))
+    standing = asyncio.run(
+        _steer(db, owner, session, lambda compiler, name: compiler.standing_rules(name), writing=False)
+    )
     if json:
-        Screen().raw(json_text({"db": str(db), "session": session, "rules": [asdict(one) for one in found]}))
+        Screen().raw(json_text({"db": str(db), "session": session, "rules": [asdict(rule) for rule in standing]}))
     else:
-        print_rules(Screen(), found)
+        print_rules(Screen(), standing)
 
 
 @app.command("dismiss", epilog=example("sessions dismiss demo 'never deploy'"))
@@ -218,8 +223,8 @@ def dismiss(
     json: Json = False,
 ) -> None:
     """Dismiss a rule of the user: requests no longer list it, unless the user gives it again."""
-    one = asyncio.run(_steer(db, owner, session, lambda compiler, name: compiler.dismiss_rule(name, rule)))
-    print_result(asdict(one), f"no longer a rule: {one_line(one.text)}", json=json)
+    dismissed = asyncio.run(_steer(db, owner, session, lambda compiler, name: compiler.dismiss_rule(name, rule)))
+    print_result(asdict(dismissed), f"no longer a rule: {one_line(dismissed.text)}", json=json)
 
 
 async def _steer(
@@ -234,9 +239,9 @@ async def _steer(
     """Run `work` with a compiler for a recorded conversation; if several vaults have it, the most recently used one."""
     async with open_record(db, owner, writing=writing) as every:
         info = (await find_session(every, session))[0]
-        given: dict[str, Any] = {"model": "none", "system": None, **(arguments or {})}
+        settings: dict[str, Any] = {"model": "none", "system": None, **(arguments or {})}
         store = every.scoped(info.owner)
-        compiler = ContextCompiler(store=store, owner=info.owner, vault_name=info.vault_name, **given)
+        compiler = ContextCompiler(store=store, owner=info.owner, vault_name=info.vault_name, **settings)
         return await work(compiler, info.session_id)
 
 
@@ -254,8 +259,8 @@ def _find_transcripts(session: str, owner: str, db: Place, vault: Path | None, s
     """Find the transcripts of a session in all folders where a chat may have written them."""
     if not session.strip():
         return []
-    found = (Transcript(folder, session).path for folder in transcript_folders(db, vault, system, owner))
-    return list({path.resolve(): path for path in found if path.is_file()}.values())
+    paths = (Transcript(folder, session).path for folder in transcript_folders(db, vault, system, owner))
+    return list({path.resolve(): path for path in paths if path.is_file()}.values())
 
 
 async def _load_session(

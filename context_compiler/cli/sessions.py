@@ -36,12 +36,12 @@ OWNER = Column("owner", spare=4)
 @app.command("list", epilog=example("sessions list"))
 def list_(db: Db = DB, owner: Owner = None, json: Json = False) -> None:
     """List conversations, the most recently used first."""
-    found = asyncio.run(_load_sessions(db, owner))
+    infos = asyncio.run(_load_sessions(db, owner))
     empty = f"{db} contains no sessions yet; create one with `context-compiler import` or `compile --db`"
-    owned = any(info.owner for info in found)
+    owned = any(info.owner for info in infos)
     columns = (SESSIONS[0], OWNER, *SESSIONS[1:]) if owned else SESSIONS
-    rows = (_row(info, owned=owned) for info in found)
-    print_list({"db": str(db), "sessions": found}, columns, rows, json=json, empty=empty)
+    rows = (_row(info, owned=owned) for info in infos)
+    print_list({"db": str(db), "sessions": infos}, columns, rows, json=json, empty=empty)
 
 
 async def _load_sessions(db: Place, owner: str | None) -> list[SessionInfo]:

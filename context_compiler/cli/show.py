@@ -80,11 +80,12 @@ def _markdown_table(columns: Sequence[Column], rows: Rows) -> str:
 
 def _tables(view: View, raw: History, sent: History) -> Iterator[tuple[str, Sequence[Column], Rows]]:
     kept = message_origins(view, raw, sent)
-    rows = [_kept_row(place, raw, sent) for place in kept]
+    rows = [_kept_row(origin, raw, sent) for origin in kept]
     yield f"Kept: {len(view.kept)} of {len(raw)} messages", KEPT_COLUMNS, rows
     if view.quoted:
         quoted: Rows = [
-            (one.what, QUOTE_REASONS.get(one.why, one.why), one_line(one.text)[:EXCERPT]) for one in view.quoted
+            (quote.what, QUOTE_REASONS.get(quote.why, quote.why), one_line(quote.text)[:EXCERPT])
+            for quote in view.quoted
         ]
         yield "Quoted from what is left out", QUOTED_COLUMNS, quoted
     yield "Left out", DROP_COLUMNS, dropped_rows(view.drops, raw)
@@ -94,11 +95,11 @@ def _tables(view: View, raw: History, sent: History) -> Iterator[tuple[str, Sequ
     yield "Tokens", TOKEN_COLUMNS, token_rows(view.ledger, view.tokens)
 
 
-def _kept_row(place: Place, raw: History, sent: History) -> Sequence[object]:
-    here = sent.readings[place.index]
-    before = "" if place.raw is None else number(raw.readings[place.raw].tokens)
-    position = "" if place.raw is None else place.raw
-    return position, role(here), before, number(here.tokens), place.why, excerpt(here, EXCERPT)
+def _kept_row(origin: Place, raw: History, sent: History) -> Sequence[object]:
+    here = sent.readings[origin.index]
+    before = "" if origin.raw is None else number(raw.readings[origin.raw].tokens)
+    position = "" if origin.raw is None else origin.raw
+    return position, role(here), before, number(here.tokens), origin.why, excerpt(here, EXCERPT)
 
 
 def dropped_rows(drops: Sequence[Drop], raw: History) -> Rows:
@@ -165,26 +166,26 @@ def print_messages(screen: Screen, history: History, places: Sequence[Place] = (
         places: Origins of the messages, in the same order; may be empty.
         lines: Maximum lines per message, except notes and recall blocks; 0 means no limit.
     """
-    for index, one in enumerate(history.readings):
-        who = role(one)
-        place = places[index] if index < len(places) else None
-        title: list[Piece] = [(f"{index} {who}", f"bold {STYLES[who]}"), (f" · {number(one.tokens)} tokens", "dim")]
-        if place is not None:
-            origin = f"message {place.raw}, " if place.raw is not None else ""
-            title.append((f" · {origin}{place.why}", "dim"))
-        added = added_texts(one)
-        if place is None and added:
+    for index, reading in enumerate(history.readings):
+        who = role(reading)
+        source = places[index] if index < len(places) else None
+        title: list[Piece] = [(f"{index} {who}", f"bold {STYLES[who]}"), (f" · {number(reading.tokens)} tokens", "dim")]
+        if source is not None:
+            origin = f"message {source.raw}, " if source.raw is not None else ""
+            title.append((f" · {origin}{source.why}", "dim"))
+        added = added_texts(reading)
+        if source is None and added:
             title.append((f" · with {added}", "dim"))
         whole = who == "notes" or bool(added)
-        screen.block(title, body(one), style=STYLES[who], lines=0 if whole else lines)
+        screen.block(title, body(reading), style=STYLES[who], lines=0 if whole else lines)
 
 
 def messages_markdown(history: History, title: str, facts: str) -> str:
     """Format messages as a markdown document."""
     parts = [f"# {one_line(title)}", facts]
-    for index, one in enumerate(history.readings):
-        parts.append(f"## {index}. {role(one)} ({number(one.tokens)} tokens)")
-        parts.extend(_item_markdown(item) for item in one.items)
+    for index, reading in enumerate(history.readings):
+        parts.append(f"## {index}. {role(reading)} ({number(reading.tokens)} tokens)")
+        parts.extend(_item_markdown(item) for item in reading.items)
     return "\n\n".join(part for part in parts if part.strip())
 
 

@@ -101,11 +101,11 @@ def add_up(session: str | None, sums: Sums, compiles: int, scores: Sequence[Row]
     """Add up the requests and compiles of some sessions."""
 
     def total(column: str) -> int:
-        return sum(getattr(one, column) for one in sums.requests)
+        return sum(getattr(request, column) for request in sums.requests)
 
-    made = {one.id: one for one in sums.compiles}.values()
+    made = {compile_.id: compile_ for compile_ in sums.compiles}.values()
     times = sorted(chain.from_iterable(sums.latencies.values()))
-    waits = sorted(one.latency_ms for one in made)
+    waits = sorted(compile_.latency_ms for compile_ in made)
     return Totals(
         session=session,
         requests=total("requests"),
@@ -135,15 +135,15 @@ def add_up(session: str | None, sums: Sums, compiles: int, scores: Sequence[Row]
 
 def _by_name(sums: Sums) -> dict[str, Sums]:
     """Sums of the sessions of each name, which several vaults and owners may share."""
-    numbers = group_by(sums.names.items(), lambda one: one[1])
-    requests = group_by(sums.requests, lambda one: one.session)
-    compiles = group_by(sums.compiles, lambda one: one.session)
+    numbers = group_by(sums.names.items(), lambda item: item[1])
+    requests = group_by(sums.requests, lambda request: request.session)
+    compiles = group_by(sums.compiles, lambda compile_: compile_.session)
     return {
         name: Sums(
             names=dict(named),
-            requests=[one for number, _ in named for one in requests.get(number, ())],
+            requests=[request for number, _ in named for request in requests.get(number, ())],
             latencies={number: sums.latencies.get(number, ()) for number, _ in named},
-            compiles=[one for number, _ in named for one in compiles.get(number, ())],
+            compiles=[compile_ for number, _ in named for compile_ in compiles.get(number, ())],
         )
         for name, named in numbers.items()
     }
@@ -163,8 +163,8 @@ def stats(
         screen.raw(json_text({"db": str(db), "sessions": totals, "total": total, "lost": lost}))
         return
     table = [*map(_row, totals), _row(total)]
-    filled = [at for at in range(len(COLUMNS)) if any(row[at] != "" for row in table)]
-    screen.table([COLUMNS[at] for at in filled], [[row[at] for at in filled] for row in table])
+    filled = [index for index in range(len(COLUMNS)) if any(row[index] != "" for row in table)]
+    screen.table([COLUMNS[index] for index in filled], [[row[index] for index in filled] for row in table])
     compiles = f"{plural(total.compiles, 'compile')} on the record, {number(total.by_model)} by a model"
     screen.line((f"compiled: as in `views list`; {compiles}", "dim"))
     screen.line((f"cost of input: {total.costs.text}", "dim"))
@@ -186,27 +186,27 @@ async def _load_totals(db: Place, owner: str | None, session: str | None) -> tup
         infos: list[SessionInfo] = await (find_session(store, session) if session else store.sessions())
         name = infos[0].session_id if session else None
         sums = await store.perform(partial(sums_of, session_id=name, sizes_of=sizes_of))
-        found = await store.perform(partial(sessions.scores, name=name))
+        score_rows = await store.perform(partial(sessions.scores, name=name))
         lost = await store.perform(rows.lost)
-    scores, of_name = group_by(found, itemgetter("session_id")), _by_name(sums)
+    scores, of_name = group_by(score_rows, itemgetter("session_id")), _by_name(sums)
     by_name = group_by(infos, attrgetter("session_id"))
     compiles = {name: sum(info.compiles for info in some) for name, some in by_name.items()}
     totals = [add_up(name, of_name[name], compiles[name], scores.get(name, ())) for name in by_name if name in of_name]
     return totals, add_up(None, sums, sum(compiles.values())), lost
 
 
-def _row(one: Totals) -> Sequence[object]:
-    times = ("" if time is None else number(time) for time in (one.latency_p50_ms, one.latency_p95_ms))
+def _row(totals: Totals) -> Sequence[object]:
+    times = ("" if time is None else number(time) for time in (totals.latency_p50_ms, totals.latency_p95_ms))
     return (
-        "all" if one.session is None else one.session,
-        number(one.requests),
-        number(one.compiled),
-        number(one.tokens_raw),
-        number(one.tokens_sent),
-        number(one.tokens_saved),
-        "–" if one.tokens_saved < 0 else share(one.tokens_saved, one.tokens_raw),
-        *(dollars(cost) for cost in (one.costs.sent, one.costs.everything, one.costs.compiles)),
-        number(one.fallbacks),
-        *("" if score is None else f"{score:.2f}" for score in (one.quality, one.health)),
+        "all" if totals.session is None else totals.session,
+        number(totals.requests),
+        number(totals.compiled),
+        number(totals.tokens_raw),
+        number(totals.tokens_sent),
+        number(totals.tokens_saved),
+        "–" if totals.tokens_saved < 0 else share(totals.tokens_saved, totals.tokens_raw),
+        *(dollars(cost) for cost in (totals.costs.sent, totals.costs.everything, totals.costs.compiles)),
+        number(totals.fallbacks),
+        *("" if score is None else f"{score:.2f}" for score in (totals.quality, totals.health)),
         *times,
     )

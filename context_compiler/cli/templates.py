@@ -50,12 +50,12 @@ class TemplateCheck:
 @app.command("list", epilog=example("templates list --vault ~/notes"))
 def list_(vault: Vault = None, system: System = SYSTEM, owner: VaultOwner = None, json: Json = False) -> None:
     """List templates, those in the vault first."""
-    found = TemplateLibrary(vault=vault, system=system, owner=owner).list()
+    infos = TemplateLibrary(vault=vault, system=system, owner=owner).list()
     rows = [
         (info.name, f"{info.source}{', shadowed' if info.shadowed else ''}", info.description, info.path)
-        for info in found
+        for info in infos
     ]
-    print_list({"templates": found}, LIST, rows, json=json)
+    print_list({"templates": infos}, LIST, rows, json=json)
 
 
 @app.command("show", epilog=example("templates show chat_compiler"))
@@ -109,13 +109,13 @@ def check(
     """Read templates and render them without data; exit code 1 if any is invalid."""
     library = TemplateLibrary(vault=vault, system=system, owner=owner)
     with _collect_errors():
-        found = [_check(library, name) for name in names] if names else _check_all(library)
-    wrong = sum(one.error is not None for one in found)
+        results = [_check(library, name) for name in names] if names else _check_all(library)
+    wrong = sum(result.error is not None for result in results)
     screen = Screen()
     if json:
-        screen.raw(json_text({"ok": not wrong, "templates": found}))
+        screen.raw(json_text({"ok": not wrong, "templates": results}))
     else:
-        _print(screen, found, wrong)
+        _print(screen, results, wrong)
     if wrong:
         raise typer.Exit(1)
 
@@ -132,10 +132,10 @@ def _check(library: TemplateLibrary, name: str) -> TemplateCheck:
     """
     if Path(name).is_file():
         return _try_template(name, name, partial(load_template, name))
-    found = _try_template(name, "", partial(library.find, name))
-    if found.error and not found.path:
-        raise TemplateError(found.error.removeprefix(f"{name}: "), name=name)
-    return found
+    result = _try_template(name, "", partial(library.find, name))
+    if result.error and not result.path:
+        raise TemplateError(result.error.removeprefix(f"{name}: "), name=name)
+    return result
 
 
 def _check_all(library: TemplateLibrary) -> list[TemplateCheck]:
@@ -165,25 +165,25 @@ def _try_template(name: str, path: str, read: Callable[[], Template]) -> Templat
 
 def _wrong(error: TemplateError, name: str, path: str) -> TemplateCheck:
     """Report a template with an error, and all other errors of its file."""
-    found = (error,)
+    errors = (error,)
     if error.path and error.line:
         with suppress(OSError, UnicodeDecodeError):
             text = read_text(Path(error.path))
-            found = template_errors(text, name=error.name, path=error.path) or found  # an error of a rendering
-    return TemplateCheck(name=name, path=path, error=str(found[0]), errors=tuple(map(str, found)))
+            errors = template_errors(text, name=error.name, path=error.path) or errors  # an error of a rendering
+    return TemplateCheck(name=name, path=path, error=str(errors[0]), errors=tuple(map(str, errors)))
 
 
-def _print(screen: Screen, found: Sequence[TemplateCheck], wrong: int) -> None:
-    for one in found:
-        text = one.error or f"{one.name} ({one.path})"
-        screen.line(("wrong  " if one.error else "ok     ", "bold red" if one.error else "green"), text)
-        for error in one.errors[1:]:
+def _print(screen: Screen, results: Sequence[TemplateCheck], wrong: int) -> None:
+    for result in results:
+        text = result.error or f"{result.name} ({result.path})"
+        screen.line(("wrong  " if result.error else "ok     ", "bold red" if result.error else "green"), text)
+        for error in result.errors[1:]:
             screen.line(f"       {error}")
-        for warning in one.warnings:
+        for warning in result.warnings:
             screen.line(("       warning  ", "yellow"), warning)
     screen.line()
-    warnings = sum(len(one.warnings) for one in found)
-    screen.line(f"{plural(len(found), 'template')}, {wrong} wrong, {plural(warnings, 'warning')}")
+    warnings = sum(len(result.warnings) for result in results)
+    screen.line(f"{plural(len(results), 'template')}, {wrong} wrong, {plural(warnings, 'warning')}")
 
 
 class _ErrorCollector(logging.Handler):
@@ -251,16 +251,16 @@ def recorded_template(compiled: Compile | None, *, model: str, vault: Path | Non
         return choose_template(None, model=model, vault=vault, system=system)
     name, path = compiled.template_name, compiled.template_path
     try:
-        found = TemplateLibrary(vault=vault, system=system).find(name)
+        template = TemplateLibrary(vault=vault, system=system).find(name)
     except TemplateError:
-        found = None
-    if (found is None or found.sha256 != compiled.template_hash) and path and Path(path).is_file():
-        found = load_template(path)
-    if found is None:
+        template = None
+    if (template is None or template.sha256 != compiled.template_hash) and path and Path(path).is_file():
+        template = load_template(path)
+    if template is None:
         raise TemplateError("the template of that view cannot be found; name one with --template", name=name)
-    if found.sha256 != compiled.template_hash:
+    if template.sha256 != compiled.template_hash:
         print_note(f"template {name} has changed since that view was written; the current text is used")
-    return found
+    return template
 
 
 def recorded_fidelity(compiled: Compile | None, template: Template) -> Fidelity | None:

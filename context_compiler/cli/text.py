@@ -49,8 +49,8 @@ def abbreviate(names: Sequence[str], width: int) -> list[str]:
     for head in (room // 2, room * 3 // 4, room // 4):
         tail = room - head
         ends = Counter((name[:head], name[-tail:]) for name in short)
-        for name, found in short.items():
-            if name in fit and not found and ends[name[:head], name[-tail:]] == 1:
+        for name, abbreviation in short.items():
+            if name in fit and not abbreviation and ends[name[:head], name[-tail:]] == 1:
                 short[name] = f"{name[:head]}…{name[-tail:]}"
     return [short[name] or name for name in names]
 
@@ -89,9 +89,9 @@ SUGGESTED = 3
 """Maximum names that an error message suggests."""
 
 
-def suggestions(wrong: str, known: Iterable[str], *, list_command: str = "") -> str:
+def suggestions(wrong: str, candidates: Iterable[str], *, list_command: str = "") -> str:
     """Format the end of an error message: similar names, and the command that lists all."""
-    names = list(dict.fromkeys(known))
+    names = list(dict.fromkeys(candidates))
     close = get_close_matches(wrong, names, n=SUGGESTED, cutoff=0.5)
     close = (close or [name for name in names if wrong and wrong in name] or names)[:SUGGESTED]
     listed = ", ".join(repr(one_line(name, 60)) for name in close)

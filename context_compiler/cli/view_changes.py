@@ -70,14 +70,14 @@ def why(
     json: Json = False,
 ) -> None:
     """Show in which form a message or words are in a request, or why they are not and what would have kept them."""
-    found = asyncio.run(load_why(db, owner, view, message, TemplateLibrary(vault=vault, system=system)))
+    answer = asyncio.run(load_why(db, owner, view, message, TemplateLibrary(vault=vault, system=system)))
     screen = Screen()
     if json:
-        session = found.record.session_id
-        said = {"forms": found.forms, "messages": found.messages, "cuts": found.cuts, "remedy": found.remedy}
+        session = answer.record.session_id
+        said = {"forms": answer.forms, "messages": answer.messages, "cuts": answer.cuts, "remedy": answer.remedy}
         screen.raw(json_text({"view": view, "session": session, **said}))
     else:
-        print_why(screen, found)
+        print_why(screen, answer)
 
 
 @app.command("diff", epilog=example("views diff 2 3"))
@@ -113,25 +113,25 @@ def verdict(
     json: Json = False,
 ) -> None:
     """Tell which budget and `recall` cost a recorded session least, or that sending everything does. Asks no model."""
-    found = asyncio.run(_load_verdict(db, owner, session))
+    verdict = asyncio.run(_load_verdict(db, owner, session))
     screen = Screen()
     if json:
-        screen.raw(json_text({"session": session, "verdict": found, "said": str(found)}))
+        screen.raw(json_text({"session": session, "verdict": verdict, "said": str(verdict)}))
     else:
-        screen.line((str(found), "bold"))
+        screen.line((str(verdict), "bold"))
 
 
 async def _load_verdict(db: Place, owner: str | None, session: str) -> Verdict:
     async with open_record(db, owner) as store:
         name = (await find_session(store, session))[0].session_id
-        record = next((one for one in await store.views(name, limit=NEWEST) if one.raw_tip is not None), None)
+        record = next((record for record in await store.views(name, limit=NEWEST) if record.raw_tip is not None), None)
         if record is None:
             raise StoreError(f"{db}: no newest request of session {name!r} has its raw history, which is replayed")
         raw = load_messages(await recorded_messages(store, record, raw=True))
-    found = await recorded_verdict(raw, record, Reader(TokenCounter()))
-    if found is None:
+    verdict = await recorded_verdict(raw, record, Reader(TokenCounter()))
+    if verdict is None:
         raise StoreError(f"{db}: session {name!r} has no answer, so no request can be replayed")
-    return found
+    return verdict
 
 
 NEWEST = 50
@@ -164,22 +164,22 @@ def replay(
     json: Json = False,
 ) -> None:
     """Compile a recorded history again with other options, and compare; --record stores the new view."""
-    given = agent_arguments(recall, trigger)
-    if template is None and budget is None and fidelity is None and model == "none" and not given:
+    settings = agent_arguments(recall, trigger)
+    if template is None and budget is None and fidelity is None and model == "none" and not settings:
         raise SettingsError("nothing to change: give --template, --budget, --fidelity, --model, --recall or --trigger")
-    if given and record:
+    if settings and record:
         raise SettingsError("--record: with --recall or --trigger, the view is that of an agent, and is not recorded")
 
     def replay_request(old: Record) -> ViewRequest:
         """Combine the recorded request with the options that were given."""
-        place = vault_of(vault, old.owner)
+        own_vault = vault_of(vault, old.owner)
         if template is None:
-            used = recorded_template(old.compile, model=model, vault=place, system=system)
+            used = recorded_template(old.compile, model=model, vault=own_vault, system=system)
             if model != "none" and used.compiler != "agent":
                 problem = f"template {used.name} of that view asks no model"
                 raise SettingsError(f"--model {model!r}: {problem}; name one that does with --template")
         else:
-            used = choose_template(template, model=model, vault=place, system=system)
+            used = choose_template(template, model=model, vault=own_vault, system=system)
         same = template is None and fidelity is None
         return ViewRequest(
             template=used,
@@ -189,7 +189,7 @@ def replay(
             session=old.session_id,
         )
 
-    old, request, replayed, compared = asyncio.run(_replay(db, owner, view, replay_request, given, record=record))
+    old, request, replayed, compared = asyncio.run(_replay(db, owner, view, replay_request, settings, record=record))
     before = (old.compile.summary if old.compile else None) or ""
     names = (f"view {view}", f"template {request.template.name}")
     summaries = unified(before.splitlines(), replayed.summary.splitlines(), names=names)
@@ -210,7 +210,7 @@ async def _replay(
     owner: str | None,
     number: int,
     replay_request: Callable[[Record], ViewRequest],
-    given: Mapping[str, Any],
+    settings: Mapping[str, Any],
     *,
     record: bool,
 ) -> tuple[Record, ViewRequest, View, Comparison]:
@@ -231,7 +231,7 @@ async def _replay(
             model=request.model,
             session=request.session,
             store=store,
-            arguments=given,
+            arguments=settings,
         )
     names = (f"view {number}", f"template {request.template.name}")
     return old, request, replayed, compare(read_history(sent), read_history(replayed.messages), names=names)

@@ -50,7 +50,7 @@ def print_view(screen: Screen, record: Record, bodies: Sequence[bytes], *, raw: 
 def print_tools(screen: Screen, tools: Sequence[Tool]) -> None:
     """Print the tools of a request, with their tokens."""
     counter = TokenCounter()
-    rows = [(one.name, one.kind, tool_tokens(one, counter), one.description or "") for one in tools]
+    rows = [(tool.name, tool.kind, tool_tokens(tool, counter), tool.description or "") for tool in tools]
     screen.table(TOOLS, rows)
     total = number(sum(row[2] for row in rows))
     screen.line(f"{plural(len(rows), 'tool')}, {total} tokens; --json has their schemas")
@@ -85,7 +85,7 @@ def print_facts(screen: Screen, record: Record) -> None:
             ("empty of compile", _null_reasons(compiled.status)),
             ("compile note", compiled.error),
             ("sections", ", ".join(compiled.sections_included)),
-            ("left out of prompt", ", ".join(f"{one.what} ({one.reason})" for one in compiled.sections_dropped)),
+            ("left out of prompt", ", ".join(f"{drop.what} ({drop.reason})" for drop in compiled.sections_dropped)),
             (
                 "compile cost",
                 f"{dollars(compile_cost(compiled))}, {cost}, {number(compiled.latency_ms)} ms" if cost else None,
@@ -135,7 +135,7 @@ def _print_ledger(screen: Screen, record: Record, *, every: bool) -> None:
     rules = cast("list[Mapping[str, Any]]", record.ledger.get("rules") or [])
     if rules:
         screen.heading("Rules")
-        screen.table(RULES, [(one.get("rule", ""), one.get("state", "")) for one in rules])
+        screen.table(RULES, [(rule.get("rule", ""), rule.get("state", "")) for rule in rules])
     dropped = record.ledger.get("dropped")
     lines = cast("list[Mapping[str, Any]]", dropped) if isinstance(dropped, list) else []
     if lines:
@@ -150,7 +150,7 @@ def _drop_row(line: Mapping[str, Any], *, every: bool) -> tuple[object, ...]:
 
 def _named(line: Mapping[str, Any], *, every: bool) -> str:
     """Name the messages that were left out for one reason: all, or the first few and the number of the others."""
-    what = [str(one) for one in cast("list[object]", line.get("what", []))]
+    what = [str(item) for item in cast("list[object]", line.get("what", []))]
     if every or len(what) <= NAMED:
         return ", ".join(what)
     return f"{', '.join(what[:NAMED])} … and {len(what) - NAMED} more (--all)"

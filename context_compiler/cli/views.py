@@ -93,12 +93,12 @@ def list_(
     json: Json = False,
 ) -> None:
     """List recorded requests, newest first."""
-    found = asyncio.run(_load_views(db, owner, session, limit))
+    records = asyncio.run(_load_views(db, owner, session, limit))
     empty = f"{db} contains no views yet; create one with `context-compiler compile --db`"
-    print_list({"db": str(db), "views": found}, *view_table(found), json=json, empty=empty)
+    print_list({"db": str(db), "views": records}, *view_table(records), json=json, empty=empty)
     screen = Screen()
-    if found and screen.rich and not json:
-        for status in dict.fromkeys(first_word(record.status) for record in found):
+    if records and screen.rich and not json:
+        for status in dict.fromkeys(first_word(record.status) for record in records):
             screen.line((f"{status}: {STATUSES.get(status, '')}", "dim"))
 
 

@@ -87,7 +87,7 @@ def worker(
     wakes it. A stopped worker puts its runs back. Workers run the commands of any graph that is submitted to them.
     """
     defaults = RunOptions(model=model, simulate=simulate, db=db, vault=vault_of(vault, None), system=system)
-    place = runs or (db if is_address(db) else RUNS)
+    location = runs or (db if is_address(db) else RUNS)
     screen = Screen()
 
     def show(run_id: str, change: str, reason: str) -> None:
@@ -97,7 +97,7 @@ def worker(
             screen.line((f"{change} {run_id}", STYLES.get(change, "")), f": {one_line(reason)}" if reason else "")
 
     async def work() -> None:
-        async with _open_queue(place, make=True) as queue:
+        async with _open_queue(location, make=True) as queue:
             worker = pipeline.Worker(
                 runs=queue.runs,
                 configure=partial(_configure, defaults),
@@ -107,7 +107,7 @@ def worker(
                 on_change=show,
             )
             worker.name = name or worker.name
-            print_note(f"{worker.name} takes runs from {place_name(place)}; Ctrl-C stops it")
+            print_note(f"{worker.name} takes runs from {place_name(location)}; Ctrl-C stops it")
             _stop_on_signals(worker)
             await worker.run(until_empty=until_empty)
 
@@ -181,26 +181,35 @@ def _status(
     json: Json = False,
 ) -> None:
     """Show one submitted run (exit code 1 if it failed), or all that have not ended."""
-    found = asyncio.run(_load_submissions(runs, run))
+    submissions = asyncio.run(_load_submissions(runs, run))
     if run is None:
         rows = [
-            (one["run_id"], one["state"], one["completed"], _time(one["submitted"]), one["worker"] or "", _about(one))
-            for one in found
+            (
+                submission["run_id"],
+                submission["state"],
+                submission["completed"],
+                _time(submission["submitted"]),
+                submission["worker"] or "",
+                _about(submission),
+            )
+            for submission in submissions
         ]
-        print_list({"runs": found}, OPEN, rows, json=json, empty=f"no open runs in {place_name(runs)}")
+        print_list({"runs": submissions}, OPEN, rows, json=json, empty=f"no open runs in {place_name(runs)}")
         return
-    one, screen = found[0], Screen()
+    submission, screen = submissions[0], Screen()
     if json:
-        screen.raw(json_text(one))
+        screen.raw(json_text(submission))
     else:
         facts = ("run_id", "state", "completed", "current_node", "worker", "takes", "trouble", "cancelled", "reason")
-        screen.facts([(name.replace("_", " "), one[name]) for name in facts if one[name] not in (None, "", 0)])
-        for question in one["questions"]:
+        screen.facts(
+            [(name.replace("_", " "), submission[name]) for name in facts if submission[name] not in (None, "", 0)]
+        )
+        for question in submission["questions"]:
             screen.line()
             screen.line((f"{question['stage']} asks: ", "bold"), one_line(question["text"], 500))
             for choice in question["choices"]:
                 screen.line(f"  [{choice['key']}] {choice['label']}")
-    if one["state"] == "fail":
+    if submission["state"] == "fail":
         raise typer.Exit(1)
 
 
@@ -259,12 +268,12 @@ async def _open_queue(runs: str, *, make: bool = False) -> AsyncGenerator[pipeli
 
 
 async def _find_submission(queue: pipeline.RunQueue, run: str, runs: str) -> pipeline.Submission:
-    found = await queue.find(run)
-    if found is None:
-        names = [one.run_id for one in await queue.open()]
-        known = suggestions(run, names, list_command="context-compiler pipeline status") or "; no run is open"
-        raise PipelineError(f"{place_name(runs)}: no submitted run {one_line(run, 60)!r}{known}")
-    return found
+    submission = await queue.find(run)
+    if submission is None:
+        names = [submission.run_id for submission in await queue.open()]
+        hint = suggestions(run, names, list_command="context-compiler pipeline status") or "; no run is open"
+        raise PipelineError(f"{place_name(runs)}: no submitted run {one_line(run, 60)!r}{hint}")
+    return submission
 
 
 async def _load_submissions(runs: str, run: str | None) -> list[dict[str, Any]]:
@@ -274,17 +283,17 @@ async def _load_submissions(runs: str, run: str | None) -> list[dict[str, Any]]:
     async with _open_queue(runs) as queue:
         chosen = await queue.open() if run is None else [await _find_submission(queue, run, runs)]
         infos = {info.run_id: info for info in await queue.runs.runs()}
-        questions = [asdict(one) for one in await queue.questions()]
+        questions = [asdict(question) for question in await queue.questions()]
     return [
         {
-            **asdict(one),
-            "state": infos[one.run_id].status if one.run_id in infos else one.state,
-            "completed": infos[one.run_id].completed if one.run_id in infos else 0,
-            "current_node": infos[one.run_id].current_node if one.run_id in infos else None,
-            "reason": infos[one.run_id].failure_reason if one.run_id in infos else "",
-            "questions": [question for question in questions if question["run_id"] == one.run_id],
+            **asdict(submission),
+            "state": infos[submission.run_id].status if submission.run_id in infos else submission.state,
+            "completed": infos[submission.run_id].completed if submission.run_id in infos else 0,
+            "current_node": infos[submission.run_id].current_node if submission.run_id in infos else None,
+            "reason": infos[submission.run_id].failure_reason if submission.run_id in infos else "",
+            "questions": [question for question in questions if question["run_id"] == submission.run_id],
         }
-        for one in chosen
+        for submission in chosen
     ]
 
 

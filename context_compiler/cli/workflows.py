@@ -92,7 +92,7 @@ def resume(
     graph = load_workflow(file)
     if run_id and not has_runs(runs):
         raise PipelineError(f"{place_name(runs)}: no runs here; give --runs")
-    last = run_id or asyncio.run(_latest_run(graph, runs, lambda found: found.status in ("running", "stopped"))).run_id
+    last = run_id or asyncio.run(_latest_run(graph, runs, lambda info: info.status in ("running", "stopped"))).run_id
     resume_run(last, options, runs=runs, restore=restore, graph=graph)
 
 
@@ -146,13 +146,13 @@ async def _latest_run(graph: pipeline.Graph, runs: str, prefer: Callable[[pipeli
     Raises:
         PipelineError: there is no run of this graph.
     """
-    found: list[pipeline.RunInfo] = []
+    infos: list[pipeline.RunInfo] = []
     if has_runs(runs):
         async with open_runs(runs) as store:
-            found = await store.runs()
-    matching = [one for one in found if one.snapshot == graph_hashes(graph).snapshot]
+            infos = await store.runs()
+    matching = [info for info in infos if info.snapshot == graph_hashes(graph).snapshot]
     if not matching:
-        older = next((one for one in found if one.name in (graph.name, graph.label)), None)
+        older = next((info for info in infos if info.name in (graph.name, graph.label)), None)
         raise PipelineError(f"{graph.path}: no run of it in {place_name(runs)}; {_remedy(older)}")
     return next(filter(prefer, matching), matching[0])
 
@@ -170,7 +170,7 @@ def _remedy(older: pipeline.RunInfo | None) -> str:
 async def _load_state(graph: pipeline.Graph, runs: str) -> tuple[pipeline.RunState | None, str | None]:
     """State and status of the newest run of a graph; None if it has none."""
     try:
-        last = await _latest_run(graph, runs, lambda found: True)
+        last = await _latest_run(graph, runs, lambda info: True)
     except PipelineError:
         return None, None
     async with open_runs(runs) as store:

@@ -157,12 +157,13 @@ class Resource:
     @property
     def route(self) -> str:
         """Path in the syntax of the router, with the types of its parameters."""
-        found = self.path
-        for one in self.parameters:
-            found = found.replace(
-                f"{{{one.name}}}", f"{{{one.name}:path}}" if one.name == "file" else f"{{{one.name}}}"
+        path = self.path
+        for parameter in self.parameters:
+            path = path.replace(
+                f"{{{parameter.name}}}",
+                f"{{{parameter.name}:path}}" if parameter.name == "file" else f"{{{parameter.name}}}",
             )
-        return found
+        return path
 
     def parse(self, path: Mapping[str, str], query: Mapping[str, str]) -> dict[str, Any]:
         """Parse the values of all parameters.
@@ -170,12 +171,15 @@ class Resource:
         Raises:
             BadRequest: A parameter is invalid or unknown.
         """
-        known = {one.name for one in self.parameters}
-        if unknown := sorted(set(query) - known - {"token"}):
+        names = {parameter.name for parameter in self.parameters}
+        if unknown := sorted(set(query) - names - {"token"}):
             raise BadRequest(
-                f"unknown parameter {unknown[0][:40]!r}; known parameters: {', '.join(sorted(known)) or 'none'}"
+                f"unknown parameter {unknown[0][:40]!r}; known parameters: {', '.join(sorted(names)) or 'none'}"
             )
-        return {one.name: one.parse((path if one.place == "path" else query).get(one.name)) for one in self.parameters}
+        return {
+            parameter.name: parameter.parse((path if parameter.place == "path" else query).get(parameter.name))
+            for parameter in self.parameters
+        }
 
 
 def _number(about: str) -> Parameter:
@@ -195,44 +199,44 @@ STATUSES = ("", "raw", "mended", "compiled", "cycle", "fallback", "floor_over_bu
 STATUS = Parameter(name="status", about="First word of the status of requests.", default="", choices=STATUSES)
 
 
-async def _sessions(sources: Sources, given: Values) -> SessionsPage:
+async def _sessions(sources: Sources, values: Values) -> SessionsPage:
     names = ("name", "text", "status", "template", "model", "sort")
-    among = await sources.facts.sessions(given["text"]) if given["text"].strip() else None
-    wanted = SessionFilter(**{name: given[name] for name in names}, among=among)
-    return await sources.home.sessions(wanted, kind=given["kind"], page=given["page"])
+    among = await sources.facts.sessions(values["text"]) if values["text"].strip() else None
+    wanted = SessionFilter(**{name: values[name] for name in names}, among=among)
+    return await sources.home.sessions(wanted, kind=values["kind"], page=values["page"])
 
 
-async def _overview(sources: Sources, given: Values) -> Overview:
+async def _overview(sources: Sources, values: Values) -> Overview:
     return await sources.home.overview()
 
 
-async def _fact(sources: Sources, given: Values) -> FactPage:
-    found = await sources.facts.session(given["number"], given["q"])
+async def _fact(sources: Sources, values: Values) -> FactPage:
+    found = await sources.facts.session(values["number"], values["q"])
     places = [one.index for one in found.mentions]
     return replace(found, pinned=await sources.inspector.pinned(found.session, found.newest, places))
 
 
-async def _timeline(sources: Sources, given: Values) -> Timeline:
-    return await sources.timelines.timeline(given["number"], page=given.get("stretch", 1))
+async def _timeline(sources: Sources, values: Values) -> Timeline:
+    return await sources.timelines.timeline(values["number"], page=values.get("stretch", 1))
 
 
-async def _diff(sources: Sources, given: Values) -> DiffPage:
-    choice = given["with"]
+async def _diff(sources: Sources, values: Values) -> DiffPage:
+    choice = values["with"]
     number = choice.isascii() and choice.isdigit() and len(choice) < 16 and int(choice) > 0
     if choice not in ("previous", "raw") and not number:
         raise BadRequest(f"with={choice[:40]!r}: give previous, raw, or the number of a request")
-    return await sources.comparisons.diff(given["number"], choice, page=given["page"])
+    return await sources.comparisons.diff(values["number"], choice, page=values["page"])
 
 
-async def _replay(sources: Sources, given: Values) -> ReplayPage:
+async def _replay(sources: Sources, values: Values) -> ReplayPage:
     wanted = Wanted(
-        template=given["template"],
-        budget=given["budget"] or None,
-        fidelity=given["fidelity"],
-        recall=_recall_size(given["recall"]),
-        trigger=given["trigger"] or None,
+        template=values["template"],
+        budget=values["budget"] or None,
+        fidelity=values["fidelity"],
+        recall=_recall_size(values["recall"]),
+        trigger=values["trigger"] or None,
     )
-    return await sources.comparisons.replay(given["number"], wanted, page=given["page"])
+    return await sources.comparisons.replay(values["number"], wanted, page=values["page"])
 
 
 def _recall_size(text: str) -> float | None:
@@ -245,7 +249,7 @@ def _recall_size(text: str) -> float | None:
     return size if size <= 1 else int(size)
 
 
-async def _template_rows(sources: Sources, given: Values) -> tuple[TemplateRow, ...]:
+async def _template_rows(sources: Sources, values: Values) -> tuple[TemplateRow, ...]:
     return template_rows(sources.inspector)
 
 
@@ -281,8 +285,8 @@ RESOURCES: tuple[Resource, ...] = (
         name="session",
         about="One conversation with its requests, newest first.",
         result=SessionPage,
-        load=lambda sources, given: sources.inspector.session(
-            given["number"], page=given["page"], status=given["status"]
+        load=lambda sources, values: sources.inspector.session(
+            values["number"], page=values["page"], status=values["status"]
         ),
         parameters=(_number("Number of the session."), STATUS, PAGE, STRETCH),
         beside={"timeline": "timeline"},
@@ -309,11 +313,11 @@ RESOURCES: tuple[Resource, ...] = (
         name="settings",
         about="A session replayed with another budget and recall: tokens, cost and lost ids; no model is called.",
         result=SettingsPage,
-        load=lambda sources, given: sources.settings.load(
-            given["number"],
-            budget=given["budget"],
-            recall=_recall_size(given["recall"]),
-            cheapest=given["cheapest"] == "yes",
+        load=lambda sources, values: sources.settings.load(
+            values["number"],
+            budget=values["budget"],
+            recall=_recall_size(values["recall"]),
+            cheapest=values["cheapest"] == "yes",
         ),
         parameters=(
             _number("Number of the session."),
@@ -329,7 +333,7 @@ RESOURCES: tuple[Resource, ...] = (
         name="layers",
         about="The layers of a session, as each kind of node sees them.",
         result=LayersPage,
-        load=lambda sources, given: load_layers(sources.inspector, given["number"]),
+        load=lambda sources, values: load_layers(sources.inspector, values["number"]),
         parameters=(_number("Number of the session."),),
     ),
     Resource(
@@ -337,13 +341,13 @@ RESOURCES: tuple[Resource, ...] = (
         name="steering",
         about="Pinned messages of a session, manual compiles and undos, and a preview of a compile without a model.",
         result=SteeringPage,
-        load=lambda sources, given: load_steering(
+        load=lambda sources, values: load_steering(
             sources.inspector,
-            given["number"],
-            preview=given["preview"] == "yes",
-            focus=given["focus"],
-            start=given["start"],
-            page=given["page"],
+            values["number"],
+            preview=values["preview"] == "yes",
+            focus=values["focus"],
+            start=values["start"],
+            page=values["page"],
         ),
         parameters=(
             _number("Number of the session."),
@@ -358,7 +362,7 @@ RESOURCES: tuple[Resource, ...] = (
         name="manager",
         about="Quality of a managed session over its turns, and its checkpoints.",
         result=ManagerPage,
-        load=lambda sources, given: load_manager(sources.inspector, given["number"]),
+        load=lambda sources, values: load_manager(sources.inspector, values["number"]),
         parameters=(_number("Number of the session."),),
     ),
     Resource(
@@ -366,7 +370,7 @@ RESOURCES: tuple[Resource, ...] = (
         name="request",
         about="One request: its figures and its messages in order, each with the reason why it is there.",
         result=RequestPage,
-        load=lambda sources, given: sources.inspector.request(given["number"], page=given["page"]),
+        load=lambda sources, values: sources.inspector.request(values["number"], page=values["page"]),
         parameters=(_number("Number of the request."), PAGE),
     ),
     Resource(
@@ -374,7 +378,7 @@ RESOURCES: tuple[Resource, ...] = (
         name="message",
         about="One message of a request, formatted and as stored on the record.",
         result=MessagePage,
-        load=lambda sources, given: sources.inspector.message(given["number"], given["index"]),
+        load=lambda sources, values: sources.inspector.message(values["number"], values["index"]),
         parameters=(
             _number("Number of the request."),
             Parameter(name="index", about="Position of the message, from 0.", number=True, least=0),
@@ -385,8 +389,8 @@ RESOURCES: tuple[Resource, ...] = (
         name="why",
         about="Raw history of a request: whether each message is in the request, and the step that decided it.",
         result=WhyPage,
-        load=lambda sources, given: sources.inspector.why(
-            given["number"], page=given["page"], only=given["only"], message=given["message"]
+        load=lambda sources, values: sources.inspector.why(
+            values["number"], page=values["page"], only=values["only"], message=values["message"]
         ),
         parameters=(
             _number("Number of the request."),
@@ -459,7 +463,7 @@ RESOURCES: tuple[Resource, ...] = (
         name="export",
         about="A request as JSON, as Python code to paste, and as a pydantic_evals case.",
         result=ExportPage,
-        load=lambda sources, given: load_export(sources.inspector, given["number"]),
+        load=lambda sources, values: load_export(sources.inspector, values["number"]),
         parameters=(_number("Number of the request."),),
     ),
     Resource(
@@ -475,15 +479,15 @@ RESOURCES: tuple[Resource, ...] = (
         name="templates",
         about="Templates, their lookup order, and files that are not valid templates.",
         result=TemplatesPage,
-        load=lambda sources, given: load_templates(sources.inspector),
+        load=lambda sources, values: load_templates(sources.inspector),
     ),
     Resource(
         path="/template",
         name="template",
         about="One template, and its prompt for a recorded request.",
         result=TemplatePage,
-        load=lambda sources, given: load_template(
-            sources.inspector, given["name"], given["source"], given["request"] or None
+        load=lambda sources, values: load_template(
+            sources.inspector, values["name"], values["source"], values["request"] or None
         ),
         parameters=(
             Parameter(name="name", about="Name of the template.", default=""),
@@ -507,7 +511,7 @@ RESOURCES: tuple[Resource, ...] = (
         name="pipelines",
         about="Runs of pipelines, newest first.",
         result=RunsPage,
-        load=lambda sources, given: load_runs(sources.runs, given["page"], owner=sources.owner),
+        load=lambda sources, values: load_runs(sources.runs, values["page"], owner=sources.owner),
         parameters=(PAGE,),
     ),
     Resource(
@@ -515,7 +519,7 @@ RESOURCES: tuple[Resource, ...] = (
         name="pipeline",
         about="One run and its path through the graph, with fidelity and thread of each hop.",
         result=RunPage,
-        load=lambda sources, given: load_run(sources.runs, given["run"], owner=sources.owner),
+        load=lambda sources, values: load_run(sources.runs, values["run"], owner=sources.owner),
         parameters=(Parameter(name="run", about="Id of the run.", default=""),),
     ),
     Resource(
@@ -523,7 +527,7 @@ RESOURCES: tuple[Resource, ...] = (
         name="compile",
         about="One compile: its prompt, its answer, its summary, and the identifiers that the summary lost.",
         result=CompilePage,
-        load=lambda sources, given: load_compile(sources.inspector, given["number"]),
+        load=lambda sources, values: load_compile(sources.inspector, values["number"]),
         parameters=(_number("Number of the compile."),),
     ),
 )
@@ -557,16 +561,16 @@ def openapi() -> dict[str, Any]:
     """Build the OpenAPI document of the API."""
     schemas: dict[str, Any] = {"Error": ERROR}
     paths: dict[str, Any] = {}
-    for one in RESOURCES:
-        schema = adapter(one.result).json_schema(mode="serialization", ref_template="#/components/schemas/{model}")
+    for resource in RESOURCES:
+        schema = adapter(resource.result).json_schema(mode="serialization", ref_template="#/components/schemas/{model}")
         schemas |= schema.pop("$defs", {})
-        answers: dict[str, Any] = {"200": _answer(one.about, schema)}
+        answers: dict[str, Any] = {"200": _answer(resource.about, schema)}
         answers |= {code: _answer(why, {"$ref": "#/components/schemas/Error"}) for code, why in FAILURES.items()}
-        paths[f"/api{one.path}"] = {
+        paths[f"/api{resource.path}"] = {
             "get": {
-                "operationId": one.name,
-                "summary": one.about,
-                "parameters": [parameter.document() for parameter in one.parameters],
+                "operationId": resource.name,
+                "summary": resource.about,
+                "parameters": [parameter.document() for parameter in resource.parameters],
                 "responses": answers,
             }
         }

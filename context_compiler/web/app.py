@@ -82,10 +82,10 @@ class Guard:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                found = MutableHeaders(scope=message)
+                response_headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
-                    found.setdefault(name, value)
-                found.setdefault("cache-control", "no-store")
+                    response_headers.setdefault(name, value)
+                response_headers.setdefault("cache-control", "no-store")
             await send(message)
 
         if instead is None and (cookie := self._new_cookie(scope)):
@@ -110,8 +110,8 @@ class Guard:
         if self.access.token is None:
             return True
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
-        given = (bearer, Request(scope).cookies.get(COOKIE, ""), _query_token(scope))
-        return any(secrets.compare_digest(one.encode(), self.access.token.encode()) for one in given if one)
+        tokens = (bearer, Request(scope).cookies.get(COOKIE, ""), _query_token(scope))
+        return any(secrets.compare_digest(token.encode(), self.access.token.encode()) for token in tokens if token)
 
     def _new_cookie(self, scope: Scope) -> str:
         """Return the token in the address of a page, to move it from the address to a cookie; empty if none."""
@@ -206,8 +206,12 @@ def _routes(
         *(ChatPages(chats, sources.home).routes() if chats is not None else [Route("/chat", _no_chat)]),
         Route("/", _home),
         Route("/find", _find(sources)),
-        *(Route(one.route, _page(one, sources), name=one.name) for one in RESOURCES if one.has_page),
-        *(Route(f"/api{one.route}", _answer(one, sources)) for one in RESOURCES),
+        *(
+            Route(resource.route, _page(resource, sources), name=resource.name)
+            for resource in RESOURCES
+            if resource.has_page
+        ),
+        *(Route(f"/api{resource.route}", _answer(resource, sources)) for resource in RESOURCES),
         Route("/requests/{number}/export/{form}", _download(sources)),
         Route("/live", _live(inspector)),
         Route("/api/openapi.json", _openapi),
@@ -222,14 +226,14 @@ def _page(resource: Resource, sources: Sources) -> Endpoint:
     others = {name: _resource(other) for name, other in resource.beside.items()}
 
     async def answer(request: Request) -> Response:
-        given = resource.parse(request.path_params, request.query_params)
+        parameters = resource.parse(request.path_params, request.query_params)
         sources.inspector.warm()
         store = sources.inspector.store
         if resource.name == "sessions" and isinstance(store, SQLiteStore) and not locate(store.path).exists():
             beside = records_beside(store.path)
             return HTMLResponse(render("nothing.html", here="sessions", db=store.place, beside=beside))
-        value = await resource.load(sources, given)
-        more = {name: await other.load(sources, given) for name, other in others.items()}
+        value = await resource.load(sources, parameters)
+        more = {name: await other.load(sources, parameters) for name, other in others.items()}
         db = str(sources.inspector.store.place)
         return HTMLResponse(render(f"{resource.name}.html", it=value, here=resource.name, db=db, **more))
 
@@ -289,8 +293,8 @@ def _find(sources: Sources) -> Endpoint:
 
     async def answer(request: Request) -> Response:
         words = request.query_params.get("q", "").strip()[:MAX_PARAMETER].replace("\x00", "")
-        found = await sources.facts.sessions(words) if words else ()
-        here = link(f"/sessions/{found[0]}/fact", q=words) if len(found) == 1 else link("/sessions", text=words)
+        sessions = await sources.facts.sessions(words) if words else ()
+        here = link(f"/sessions/{sessions[0]}/fact", q=words) if len(sessions) == 1 else link("/sessions", text=words)
         return RedirectResponse(here, 303)
 
     return answer
@@ -323,11 +327,11 @@ def _warm_up() -> None:
 
 
 async def _static(request: Request) -> Response:
-    found = static_files().get(request.path_params["name"])
-    if found is None:
+    file = static_files().get(request.path_params["name"])
+    if file is None:
         raise HTTPException(404, "no such file")
     caching = "public, max-age=31536000, immutable" if request.url.query else "no-cache"
-    return Response(found[0], media_type=found[1], headers={"cache-control": caching})
+    return Response(file[0], media_type=file[1], headers={"cache-control": caching})
 
 
 async def _error_response(request: Request, error: Exception) -> Response:

@@ -45,14 +45,17 @@ class ChatPages:
         return [
             Route("/chat", self.page),
             Route("/chat/turns", self.turns),
-            *(Route(one.path, partial(one.answer, self), methods=[one.method.upper()]) for one in ENDPOINTS),
+            *(
+                Route(endpoint.path, partial(endpoint.answer, self), methods=[endpoint.method.upper()])
+                for endpoint in ENDPOINTS
+            ),
             *(Route(f"/api/chat/{way}", partial(self.steer, way=way), methods=["POST"]) for way in STEERS),
         ]
 
     async def page(self, request: Request) -> Response:
         """Show the page of a chat with its newest turns."""
         name = _name(request)
-        known = await try_await(self.home.sessions(SessionFilter(), kind=CHAT))
+        sessions = await try_await(self.home.sessions(SessionFilter(), kind=CHAT))
         try:
             chat = await self.chats.get(name)
         except NotAChat as error:
@@ -71,7 +74,7 @@ class ChatPages:
                 model=chat.model,
                 template=chat.session.template,
                 endless=chat.session.endless,
-                known=[one.session_id for one in known.value.sessions] if known.value else [],
+                known=[row.session_id for row in sessions.value.sessions] if sessions.value else [],
             )
         )
 
@@ -81,8 +84,8 @@ class ChatPages:
         before = request.query_params.get("before", "")
         if before and not (before.isascii() and before.isdigit() and len(before) < 10):
             raise BadRequest("before: give a whole number")
-        found, earlier = chat.turns(int(before) if before else None)
-        return HTMLResponse(render("chat_turns.html", turns=found, earlier=earlier))
+        turns, earlier = chat.turns(int(before) if before else None)
+        return HTMLResponse(render("chat_turns.html", turns=turns, earlier=earlier))
 
     async def copy(self, request: Request) -> Response:
         """Begin a new chat with the history of a session of another program."""
@@ -162,7 +165,7 @@ class Endpoint:
 
     def operation(self) -> dict[str, Any]:
         """Return its OpenAPI operation."""
-        found: dict[str, Any] = {
+        operation: dict[str, Any] = {
             "operationId": self.name,
             "summary": self.about,
             "parameters": [_SESSION],
@@ -171,8 +174,8 @@ class Endpoint:
             },
         }
         if self.body is not None:
-            found["requestBody"] = {"required": True, "content": {"application/json": {"schema": self.body}}}
-        return found
+            operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": self.body}}}
+        return operation
 
 
 ENDPOINTS = (
@@ -229,10 +232,10 @@ ENDPOINTS = (
 
 
 def _chat_paths() -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for one in ENDPOINTS:
-        found.setdefault(one.path, {})[one.method] = one.operation()
-    return found | operations("/api/chat", _SESSION, busy=True)
+    paths: dict[str, Any] = {}
+    for endpoint in ENDPOINTS:
+        paths.setdefault(endpoint.path, {})[endpoint.method] = endpoint.operation()
+    return paths | operations("/api/chat", _SESSION, busy=True)
 
 
 CHAT_PATHS = _chat_paths()

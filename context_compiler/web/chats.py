@@ -129,15 +129,15 @@ class Chat:
         storage = self.session.storage
         if await asyncio.to_thread(storage.transcript.path.exists) or not storage.has_record:
             return False
-        found = await try_await(storage.store.sessions())
-        return any(info.session_id == self.name and info.raw_tip is not None for info in found.value or ())
+        sessions = await try_await(storage.store.sessions())
+        return any(info.session_id == self.name and info.raw_tip is not None for info in sessions.value or ())
 
     async def _load_requests(self) -> None:
         """Load the request number of each turn, including turns of other processes."""
-        store, place = self.session.storage.store, self.session.vault_name
+        store, vault = self.session.storage.store, self.session.vault_name
         if isinstance(store, SQLStore) and self.session.storage.has_record:
-            found = await try_await(store.perform(partial(answers_by_turn, session_id=self.name, vault_name=place)))
-            self._requests = {**self._requests, **(found.value or {})}
+            requests = await try_await(store.perform(partial(answers_by_turn, session_id=self.name, vault_name=vault)))
+            self._requests = {**self._requests, **(requests.value or {})}
 
     @property
     def answering(self) -> bool:
@@ -213,8 +213,8 @@ class Chat:
         """Load which turns are pinned, including pins of other processes."""
         if not self.session.storage.has_record:
             return
-        found = await try_await(self.session.pins())
-        self._pinned = {pin.turn for pin in found.value or ()}
+        pins = await try_await(self.session.pins())
+        self._pinned = {pin.turn for pin in pins.value or ()}
 
     async def steer(self, way: str, body: Mapping[str, Any]) -> CompileResult | Pin | Rule:
         """Compile now, undo a compile, pin, unpin or dismiss a rule, and notify the listeners.
@@ -243,18 +243,18 @@ class Chat:
 
     def turns(self, before: int | None = None) -> tuple[list[ShownTurn], int]:
         """Return the newest turns before a position, oldest first, and the number of turns before these."""
-        found = visible_turns(self.session.messages)
-        end = len(found) if before is None else min(before, len(found))
+        turns = visible_turns(self.session.messages)
+        end = len(turns) if before is None else min(before, len(turns))
         start = max(0, end - SHOWN)
         shown = [
             ShownTurn(
-                number=at + 1,
+                number=index + 1,
                 user=safe(turn.user),
                 answer=markdown(turn.assistant or ""),
-                request=self._requests.get(at),
-                pinned=at + 1 in self._pinned,
+                request=self._requests.get(index),
+                pinned=index + 1 in self._pinned,
             )
-            for at, turn in enumerate(found[start:end], start)
+            for index, turn in enumerate(turns[start:end], start)
         ]
         return shown, start
 
@@ -374,12 +374,12 @@ class Chats:
         """
         store = open_store(self.defaults.db)
         try:
-            known = {info.session_id: info for info in await store.sessions()}
-            tip = known[name].raw_tip if name in known else None
+            sessions = {info.session_id: info for info in await store.sessions()}
+            tip = sessions[name].raw_tip if name in sessions else None
             if tip is None:
                 raise BadRequest(f"session: no history of {name!r} is recorded")
             copies = (f"{name[: MAX_NAME - 12]} (copy{f' {number}' if number else ''})" for number in count())
-            copy = next(one for one in copies if one not in known)
+            copy = next(candidate for candidate in copies if candidate not in sessions)
             messages = await asyncio.to_thread(load_messages, await store.chain(tip))
             history = await asyncio.to_thread(reader_of(as_counter(None)).read, messages)
             vault = self.defaults.vault

@@ -152,8 +152,8 @@ class Comparisons:
         pages = Pages(page=page, size=PAGE, total=len(entries))
         rows = self._rows(
             entries[pages.offset : pages.offset + PAGE],
-            lambda at: self._read(db, [left[one] for one in at]),
-            lambda at: self._read(db, [sent.view[one] for one in at]),
+            lambda positions: self._read(db, [left[position] for position in positions]),
+            lambda positions: self._read(db, [sent.view[position] for position in positions]),
         )
         return DiffPage(
             **header,
@@ -173,22 +173,26 @@ class Comparisons:
         """Build the rows of entries; the messages of each side are read in one call."""
         sides: list[dict[int, ShownMessage]] = []
         for side, read in ((0, left), (1, right)):
-            wanted = [one.pair[side] for one in entries if one.kind not in ("fold", "prefix")]
-            at = [place for place in wanted if place is not None]
-            sides.append(dict(zip(at, self._show(at, read(at)), strict=True)))
-        for one in entries:
-            if one.kind in ("fold", "prefix"):
-                yield DiffRow(kind=one.kind, count=one.count)
+            wanted = [entry.pair[side] for entry in entries if entry.kind not in ("fold", "prefix")]
+            positions = [position for position in wanted if position is not None]
+            sides.append(dict(zip(positions, self._show(positions, read(positions)), strict=True)))
+        for entry in entries:
+            if entry.kind in ("fold", "prefix"):
+                yield DiffRow(kind=entry.kind, count=entry.count)
                 continue
-            before, after = (None if at is None else side[at] for side, at in zip(sides, one.pair, strict=True))
-            words = difference(before, after) if one.kind == "changed" and before and after else ()
-            yield DiffRow(kind=one.kind, before=before, after=after, words=words)
+            before, after = (
+                None if position is None else side[position] for side, position in zip(sides, entry.pair, strict=True)
+            )
+            words = difference(before, after) if entry.kind == "changed" and before and after else ()
+            yield DiffRow(kind=entry.kind, before=before, after=after, words=words)
 
-    def _show(self, at: Sequence[int], messages: Sequence[ModelMessage]) -> list[ShownMessage]:
+    def _show(self, positions: Sequence[int], messages: Sequence[ModelMessage]) -> list[ShownMessage]:
         history = self._reader.read(messages)
         view = View(messages=list(messages), tokens=0, budget=0, status="")
-        found = [show_message(history, place, longest=SHOWN) for place in message_origins(view, history, history)]
-        return [replace(one, index=index, why="", raw=None) for one, index in zip(found, at, strict=True)]
+        shown = [show_message(history, position, longest=SHOWN) for position in message_origins(view, history, history)]
+        return [
+            replace(message, index=index, why="", raw=None) for message, index in zip(shown, positions, strict=True)
+        ]
 
     async def replay(self, number: int, wanted: Wanted, *, page: int = 1) -> ReplayPage:
         """Compile the raw history of a request with other settings; without any, show the request as it was sent.
@@ -210,7 +214,9 @@ class Comparisons:
             **header,
             wanted=wanted,
             changed=asked,
-            templates=tuple(one.name for one in self.inspector.template_library.list() if not one.shadowed),
+            templates=tuple(
+                template.name for template in self.inspector.template_library.list() if not template.shadowed
+            ),
             fidelities=tuple(Fidelity),
             status=row.status.split(";")[0] if view is None else view.status,
             tokens=row.tokens_sent if view is None else view.tokens + fixed,
@@ -249,13 +255,17 @@ class Comparisons:
     def _beside(
         self, sent: Sequence[ModelMessage], view: Sequence[ModelMessage], page: int
     ) -> tuple[tuple[DiffRow, ...], Pages]:
-        left, right = ([blob_id(message_body(one)) for one in messages] for messages in (sent, view))
+        left, right = ([blob_id(message_body(message)) for message in messages] for messages in (sent, view))
         pairs = match_messages(left, right)
         equal = [a is not None and b is not None and left[a] == right[b] for a, b in pairs]
         entries = list(fold_entries(pairs, equal, 0))
         pages = Pages(page=page, size=PAGE, total=len(entries))
         shown = entries[pages.offset : pages.offset + PAGE]
-        rows = self._rows(shown, lambda at: [sent[one] for one in at], lambda at: [view[one] for one in at])
+        rows = self._rows(
+            shown,
+            lambda positions: [sent[position] for position in positions],
+            lambda positions: [view[position] for position in positions],
+        )
         return tuple(rows), pages
 
 
@@ -273,25 +283,25 @@ class Entry:
 
 def match_messages(left: Sequence[str], right: Sequence[str]) -> list[Pair]:
     """Align the messages of both sides: equal messages, and messages that replace each other, become pairs."""
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     for kind, a, b, c, d in SequenceMatcher(a=left, b=right, autojunk=False).get_opcodes():
         both = min(b - a, d - c) if kind in ("equal", "replace") else 0
-        found += [(a + at, c + at) for at in range(both)]
-        found += [(at, None) for at in range(a + both, b)]
-        found += [(None, at) for at in range(c + both, d)]
-    return found
+        pairs += [(a + offset, c + offset) for offset in range(both)]
+        pairs += [(position, None) for position in range(a + both, b)]
+        pairs += [(None, position) for position in range(c + both, d)]
+    return pairs
 
 
 def _match_origins(sent: Sent) -> list[Pair]:
     """Align the raw messages with the view by origin; generated messages keep their position in the view."""
-    found: list[Pair] = []
-    at = 0
-    for place, origin in enumerate(sent.origin):
-        if origin is not None and origin >= at:
-            found += [(raw, None) for raw in range(at, origin)]
-            at = origin + 1
-        found.append((origin, place))
-    return [*found, *((raw, None) for raw in range(at, len(sent.raw)))]
+    pairs: list[Pair] = []
+    start = 0
+    for position, origin in enumerate(sent.origin):
+        if origin is not None and origin >= start:
+            pairs += [(raw, None) for raw in range(start, origin)]
+            start = origin + 1
+        pairs.append((origin, position))
+    return [*pairs, *((raw, None) for raw in range(start, len(sent.raw)))]
 
 
 def _equal(pairs: Sequence[Pair], left: Sequence[browse.Node], right: Sequence[browse.Node]) -> list[bool]:
@@ -304,29 +314,29 @@ def fold_entries(pairs: Sequence[Pair], equal: Sequence[bool], common: int) -> I
     A long run of equal messages is folded into one entry, and a `prefix` entry follows the first `common` messages of
     the right side.
     """
-    at = 0
+    start = 0
     drawn = not common
-    while at < len(pairs):
-        stop = at
-        while stop < len(pairs) and equal[stop] and (drawn or stop == at or (pairs[stop][1] or 0) < common):
+    while start < len(pairs):
+        stop = start
+        while stop < len(pairs) and equal[stop] and (drawn or stop == start or (pairs[stop][1] or 0) < common):
             stop += 1
-        if not drawn and (pairs[at][1] or 0) >= common:
+        if not drawn and (pairs[start][1] or 0) >= common:
             drawn = True
             yield Entry("prefix", count=common)
             continue
-        if stop - at > 2 * NEAR + 1:
-            head = NEAR if at else 0
-            yield from (Entry("same", pairs[one]) for one in range(at, at + head))
+        if stop - start > 2 * NEAR + 1:
+            head = NEAR if start else 0
+            yield from (Entry("same", pairs[index]) for index in range(start, start + head))
             tail = NEAR if stop < len(pairs) else 0
-            yield Entry("fold", count=stop - at - head - tail)
-            yield from (Entry("same", pairs[one]) for one in range(stop - tail, stop))
-        elif stop > at:
-            yield from (Entry("same", pairs[one]) for one in range(at, stop))
+            yield Entry("fold", count=stop - start - head - tail)
+            yield from (Entry("same", pairs[index]) for index in range(stop - tail, stop))
+        elif stop > start:
+            yield from (Entry("same", pairs[index]) for index in range(start, stop))
         else:
-            a, b = pairs[at]
-            yield Entry("added" if a is None else "removed" if b is None else "changed", pairs[at])
-            stop = at + 1
-        at = stop
+            a, b = pairs[start]
+            yield Entry("added" if a is None else "removed" if b is None else "changed", pairs[start])
+            stop = start + 1
+        start = stop
     if not drawn:
         yield Entry("prefix", count=common)
 
@@ -337,15 +347,15 @@ def difference(before: ShownMessage, after: ShownMessage) -> tuple[tuple[str, st
     left, right = map(_WORD.findall, texts)
     if max(len(left), len(right)) > COMPARED:
         left, right = (text.splitlines(keepends=True) for text in texts)
-    found: list[tuple[str, str]] = []
+    pieces: list[tuple[str, str]] = []
     for kind, a, b, c, d in SequenceMatcher(a=left, b=right, autojunk=False).get_opcodes():
         if kind == "equal":
-            found.append(("same", _shorten("".join(left[a:b]))))
+            pieces.append(("same", _shorten("".join(left[a:b]))))
             continue
-        found += [
+        pieces += [
             (sign, text) for sign, text in (("removed", "".join(left[a:b])), ("added", "".join(right[c:d]))) if text
         ]
-    return tuple(found)
+    return tuple(pieces)
 
 
 _WORD = re.compile(r"\w+|\s+|[^\w\s]")
@@ -355,8 +365,8 @@ def _shorten(text: str) -> str:
     return text if len(text) <= 2 * AROUND + 3 else f"{text[:AROUND]} … {text[-AROUND:]}"
 
 
-def _texts(one: ShownMessage) -> Iterator[str]:
-    for part in one.parts:
+def _texts(message: ShownMessage) -> Iterator[str]:
+    for part in message.parts:
         if part.tool:
             yield f"{part.kind} {part.tool}"
         yield from (segment.text for segment in part.segments)

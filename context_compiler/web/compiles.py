@@ -67,10 +67,10 @@ async def load_compile(inspector: Inspector, number: int) -> CompilePage:
 
 
 def _load(db: Database, inspector: Inspector, number: int) -> CompilePage:
-    found = browse.find_compile(db, number)
-    if found is None:
+    recorded = browse.find_compile(db, number)
+    if recorded is None:
         raise NotFound(f"no compile {number} on this record")
-    session, made = found
+    session, made = recorded
     first, last, count = browse.requests_using_compile(db, number)
     history, span = _span(db, inspector, session, made)
     identifiers = [] if history is None else list(_identifiers(history, span, made))
@@ -81,10 +81,10 @@ def _load(db: Database, inspector: Inspector, number: int) -> CompilePage:
         first=first,
         last=last,
         requests=count,
-        before=None if history is None else sum(history.readings[at].tokens for at in span),
+        before=None if history is None else sum(history.readings[position].tokens for position in span),
         cost=cost_of(made.model_alias, made.usage) if made.usage else Decimal(0),
         found=len(identifiers),
-        lost=tuple(one for one, kept in identifiers if not kept)[:LISTED],
+        lost=tuple(identifier for identifier, kept in identifiers if not kept)[:LISTED],
     )
 
 
@@ -105,14 +105,14 @@ def _span(db: Database, inspector: Inspector, session: int, made: Compile) -> tu
 def _identifiers(history: History, span: Sequence[int], made: Compile) -> list[tuple[LostIdentifier, bool]]:
     """Return each identifier of the compiled messages once, with True if the summary contains it."""
     summary = TextSet(made.summary or "")
-    found: dict[str, tuple[LostIdentifier, bool]] = {}
-    for one in mentions(history, outline(history, pair(history)), span):
-        if one.specific.text not in found:
+    identifiers: dict[str, tuple[LostIdentifier, bool]] = {}
+    for mention in mentions(history, outline(history, pair(history)), span):
+        if mention.specific.text not in identifiers:
             lost = LostIdentifier(
-                text=one.specific.verbatim,
-                turn=one.turn + 1,
-                message=one.position,
-                speaker=one.speaker,
+                text=mention.specific.verbatim,
+                turn=mention.turn + 1,
+                message=mention.position,
+                speaker=mention.speaker,
             )
-            found[one.specific.text] = lost, summary.holds(one.specific)
-    return list(found.values())
+            identifiers[mention.specific.text] = lost, summary.holds(mention.specific)
+    return list(identifiers.values())

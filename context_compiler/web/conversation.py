@@ -49,9 +49,9 @@ def gist(part: ShownPart | Segment) -> str:
     if (
         isinstance(part, ShownPart)
         and part.kind == "call"
-        and isinstance(given := attempt(lambda: json.loads(text)).value, dict)
+        and isinstance(parsed := attempt(lambda: json.loads(text)).value, dict)
     ):
-        arguments = (f"{name}={_short(value)}" for name, value in cast("dict[str, object]", given).items())
+        arguments = (f"{name}={_short(value)}" for name, value in cast("dict[str, object]", parsed).items())
         return _cut(", ".join(arguments))
     lines = text.strip().count("\n") + 1
     return _cut(" ".join(text[: 4 * LINE].split())) + (f" · {lines:,} lines" if lines > 1 else "")
@@ -73,11 +73,11 @@ def painted(part: ShownPart, calls: Mapping[str, ShownPart]) -> Markup:
         call = calls.get(part.call)
         named = _FILE.findall(text_of(call)) if call is not None else []
         return _paint(text, named[0].lower() if named else "")
-    found, at = Markup(), 0
+    markup, start = Markup(), 0
     for fence in _FENCE.finditer(text):
-        found += escape(text[at : fence.start(2)]) + _paint(fence[2], fence[1].lower())
-        at = fence.end(2)
-    return found + escape(text[at:])
+        markup += escape(text[start : fence.start(2)]) + _paint(fence[2], fence[1].lower())
+        start = fence.end(2)
+    return markup + escape(text[start:])
 
 
 def _short(value: object) -> str:

@@ -264,23 +264,23 @@ class Inspector(Tracer):
         def query(db: Database) -> SessionPage:
             info = session_of(db, number)
             before = Shown.now(db, number)
-            found, total = browse.requests_page(db, number, limit=PAGE, offset=(page - 1) * PAGE, status=status)
+            requests, total = browse.requests_page(db, number, limit=PAGE, offset=(page - 1) * PAGE, status=status)
             return SessionPage(
                 session=info,
-                requests=tuple(found),
+                requests=tuple(requests),
                 pages=Pages(page=page, size=PAGE, total=total),
                 status=status,
                 under_way=tuple(browse.calls_in_progress(db, number)),
-                mark=before.plus(one.id for one in found).mark,
+                mark=before.plus(request.id for request in requests).mark,
             )
 
         return await self.read(query)
 
     async def request(self, number: int, *, page: int = 1) -> RequestPage:
         """Load one request and one page of its messages."""
-        found = await self.read(partial(self._request, number=number, page=page))
-        places = [one.raw for one in found.messages if one.raw is not None]
-        return replace(found, pinned=await self._steerable_pins(found, places))
+        loaded = await self.read(partial(self._request, number=number, page=page))
+        positions = [shown.raw for shown in loaded.messages if shown.raw is not None]
+        return replace(loaded, pinned=await self._steerable_pins(loaded, positions))
 
     async def message(self, number: int, index: int) -> MessagePage:
         """Load one message of a request by its position."""
@@ -298,12 +298,14 @@ class Inspector(Tracer):
         Raises:
             NotFound: The request has no such message.
         """
-        found = await self.read(partial(self._why, number=number, page=page, only=only, message=message))
-        if message and found.messages[0].verdict != VERBATIM:
-            found = replace(found, remedy=await self._remedy(number, found.messages[0].message.index))
-        return replace(found, pinned=await self._steerable_pins(found, [one.message.index for one in found.messages]))
+        loaded = await self.read(partial(self._why, number=number, page=page, only=only, message=message))
+        if message and loaded.messages[0].verdict != VERBATIM:
+            loaded = replace(loaded, remedy=await self._remedy(number, loaded.messages[0].message.index))
+        return replace(
+            loaded, pinned=await self._steerable_pins(loaded, [shown.message.index for shown in loaded.messages])
+        )
 
-    async def _remedy(self, number: int, at: int) -> Remedy:
+    async def _remedy(self, number: int, position: int) -> Remedy:
         """Find what would have kept a message, in a thread, because histories are compiled again."""
 
         def query(db: Database) -> tuple[RequestRow, Record, list[ModelMessage]]:
@@ -311,28 +313,36 @@ class Inspector(Tracer):
             return row, record, self.read_nodes(db, self.chain(db, row.raw_tip, row.session))[0]
 
         row, record, raw = await self.read(query)
-        work = partial(find_remedy, raw, row, record, self.template_library, at)
+        work = partial(find_remedy, raw, row, record, self.template_library, position)
         return await asyncio.to_thread(lambda: asyncio.run(work()))
 
-    async def _steerable_pins(self, shown: RequestPage | WhyPage, places: Sequence[int]) -> tuple[int, ...]:
-        return await self.pinned(shown.session, shown.request.id, places) if shown.steerable else ()
+    async def _steerable_pins(self, shown: RequestPage | WhyPage, positions: Sequence[int]) -> tuple[int, ...]:
+        return await self.pinned(shown.session, shown.request.id, positions) if shown.steerable else ()
 
-    async def pinned(self, session: SessionRow, request: int, places: Sequence[int]) -> tuple[int, ...]:
+    async def pinned(self, session: SessionRow, request: int, positions: Sequence[int]) -> tuple[int, ...]:
         """Return those of some positions in the raw history of a request that are pinned."""
-        if not places:
+        if not positions:
             return ()
         actions = await self.store.scoped(session.owner).actions(session.session_id, session.vault_name)
         pins = steering_of(actions)[0].pins
         if not pins:
             return ()
-        return await self.read(partial(self._pinned_places, request=request, pins=pins, places=places))
+        return await self.read(partial(self._pinned_places, request=request, pins=pins, positions=positions))
 
-    def _pinned_places(self, db: Database, request: int, pins: Sequence[Pin], places: Sequence[int]) -> tuple[int, ...]:
+    def _pinned_places(
+        self, db: Database, request: int, pins: Sequence[Pin], positions: Sequence[int]
+    ) -> tuple[int, ...]:
         row, _ = request_of(db, request)
         chain = self.chain(db, row.raw_tip, row.session)
-        known = {pin.name for pin in pins}
-        named = dict(zip(places, map(identity, browse.bodies(db, [chain[at].content for at in places])), strict=True))
-        alike = {at: name for at, name in named.items() if name in known}
+        names = {pin.name for pin in pins}
+        named = dict(
+            zip(
+                positions,
+                map(identity, browse.bodies(db, [chain[position].content for position in positions])),
+                strict=True,
+            )
+        )
+        alike = {position: name for position, name in named.items() if name in names}
         if not alike or len(chain) > NAMED:
             return tuple(alike)
         tips = list[str]()
@@ -340,24 +350,24 @@ class Inspector(Tracer):
             tips.append(chain_id(tips[-1] if tips else None, identity(body)))
         pinned = {pin.tip for pin in pins}
         moved = {pin.name for pin in pins if pin.tip not in tips}
-        return tuple(at for at, name in alike.items() if tips[at] in pinned or name in moved)
+        return tuple(position for position, name in alike.items() if tips[position] in pinned or name in moved)
 
     def _request(self, db: Database, number: int, page: int) -> RequestPage:
         row, record = request_of(db, number)
         sent = self.trace(db, row, record)
         pages = Pages(page=page, size=PAGE, total=len(sent.view))
-        places = range(len(sent.view))[pages.offset : pages.offset + PAGE]
+        positions = range(len(sent.view))[pages.offset : pages.offset + PAGE]
         instructions = self._instructions(db, sent)
         counter = self._reader.counter
         return RequestPage(
             **header_of(db, row),
             nulls=record.status.partition(";")[2].strip(),
             rules=tuple(
-                (str(one.get("rule")), str(one.get("state")))
-                for one in cast("list[Mapping[str, object]]", record.ledger.get("rules") or [])
+                (str(rule.get("rule")), str(rule.get("state")))
+                for rule in cast("list[Mapping[str, object]]", record.ledger.get("rules") or [])
             ),
             bar=tuple(bars(cast("Mapping[str, int]", record.ledger.get("tokens", {})), row.budget or 0)),
-            messages=tuple(self._show_view(db, sent, places)),
+            messages=tuple(self._show_view(db, sent, positions)),
             pages=pages,
             biggest=tuple(self._biggest(db, sent)),
             instructions=instructions,
@@ -375,12 +385,12 @@ class Inspector(Tracer):
         return [node.id for node in whole[: row.messages_raw][-1:]] == [row.raw_tip]
 
     def _tools(self, db: Database, number: int) -> tuple[ShownTool, ...] | None:
-        found = queries.tools(db, number)
-        if found is None:
+        tools = queries.tools(db, number)
+        if tools is None:
             return None
         return tuple(
             ShownTool(tool=tool, tokens=tool_tokens(tool, self._reader.counter), arguments=tuple(arguments(tool)))
-            for tool in found
+            for tool in tools
         )
 
     def _message(self, db: Database, number: int, index: int) -> MessagePage:
@@ -398,28 +408,34 @@ class Inspector(Tracer):
             json=safe(text.encode("utf-8", "backslashreplace").decode()),
         )
 
-    def _show_view(self, db: Database, sent: Sent, places: Sequence[int]) -> list[ShownMessage]:
-        messages, readings = self.read_nodes(db, [sent.view[at] for at in places])
+    def _show_view(self, db: Database, sent: Sent, positions: Sequence[int]) -> list[ShownMessage]:
+        messages, readings = self.read_nodes(db, [sent.view[position] for position in positions])
         longest = longest_part(readings)
         return [
             show(
-                at,
+                position,
                 message,
                 reading,
-                form=sent.form[at],
-                why=reason_here(sent, at),
-                raw=sent.origin[at],
+                form=sent.form[position],
+                why=reason_here(sent, position),
+                raw=sent.origin[position],
                 longest=longest,
             )
-            for at, message, reading in zip(places, messages, readings, strict=True)
+            for position, message, reading in zip(positions, messages, readings, strict=True)
         ]
 
     def _biggest(self, db: Database, sent: Sent) -> Iterator[Contributor]:
         _, readings = self.read_nodes(db, sent.view if len(sent.view) <= WEIGHED else ())
-        for at in sorted(range(len(readings)), key=lambda at: -readings[at].tokens)[:BIGGEST]:
-            begins = " ".join(searchable(readings[at])[:400].split())[:100]
-            shown = VERBATIM if sent.form[at] == RECALLED else sent.form[at]
-            yield Contributor(index=at, role=role(readings[at]), tokens=readings[at].tokens, form=shown, begins=begins)
+        for position in sorted(range(len(readings)), key=lambda position: -readings[position].tokens)[:BIGGEST]:
+            begins = " ".join(searchable(readings[position])[:400].split())[:100]
+            shown = VERBATIM if sent.form[position] == RECALLED else sent.form[position]
+            yield Contributor(
+                index=position,
+                role=role(readings[position]),
+                tokens=readings[position].tokens,
+                form=shown,
+                begins=begins,
+            )
 
     def _instructions(self, db: Database, sent: Sent) -> str:
         """Return the instructions of a request, which the host attaches to its last message."""
@@ -430,21 +446,25 @@ class Inspector(Tracer):
         row, record = request_of(db, number)
         sent = self.trace(db, row, record)
         verdicts, searched = self.verdicts(db, row, sent)
-        counts = {one: verdicts.count(one) for one in VERDICTS}
-        named = range(len(verdicts)) if not message else [at for at in range(len(verdicts)) if message == f"m{at}"]
+        counts = {verdict: verdicts.count(verdict) for verdict in VERDICTS}
+        named = (
+            range(len(verdicts))
+            if not message
+            else [position for position in range(len(verdicts)) if message == f"m{position}"]
+        )
         if message and not named:
             raise NotFound(f"message={message[:40]!r}: give m0 to m{len(verdicts) - 1}")
-        chosen = [at for at in named if not only or message or verdicts[at] == only]
+        chosen = [position for position in named if not only or message or verdicts[position] == only]
         pages = Pages(page=page, size=PAGE, total=len(chosen))
-        places = chosen[pages.offset : pages.offset + PAGE]
-        bodies, readings = self.read_nodes(db, [sent.raw[at] for at in places])
+        positions = chosen[pages.offset : pages.offset + PAGE]
+        bodies, readings = self.read_nodes(db, [sent.raw[position] for position in positions])
         longest = longest_part(readings, PAGE)
         words = self.words(db, row, sent)
         shown: list[RawMessage] = []
-        for at, body, reading in zip(places, bodies, readings, strict=True):
-            fate, repeated, told = fate_of(sent, at), words.echoes(at, reading), words.told(at)
+        for position, body, reading in zip(positions, bodies, readings, strict=True):
+            fate, repeated, told = fate_of(sent, position), words.echoes(position, reading), words.told(position)
             verdict = verdict_of(fate, repeated, told)
-            seen = show(at, body, reading, form=verdict, why="", raw=None, longest=longest)
+            seen = show(position, body, reading, form=verdict, why="", raw=None, longest=longest)
             there = [(echo.form, words) for echo in repeated for words in echo.words]
             marked = (mark_words(part, there) if len(part.segments) == 1 else part for part in seen.parts)
             seen = replace(seen, parts=tuple(marked))
@@ -452,10 +472,10 @@ class Inspector(Tracer):
         return WhyPage(
             **header_of(db, row),
             counts=counts,
-            strip="".join(one[0] for one in verdicts),
+            strip="".join(verdict[0] for verdict in verdicts),
             searched=searched,
             messages=tuple(shown),
-            cuts=cuts_of(db, (one.fate for one in shown)),
+            cuts=cuts_of(db, (raw_message.fate for raw_message in shown)),
             message=message,
             remedy=None,
             pages=pages,
@@ -468,8 +488,8 @@ class Inspector(Tracer):
 def arguments(tool: Tool) -> Iterator[Argument]:
     """Iterate over the arguments in the schema of a tool."""
     required = _list(tool.parameters.get("required"))
-    for name, given in _mapping(tool.parameters.get("properties")).items():
-        about = _mapping(given)
+    for name, schema in _mapping(tool.parameters.get("properties")).items():
+        about = _mapping(schema)
         text = str(about.get("description") or "")
         yield Argument(name=name, kind=_kind(about), required=name in required, description=text)
 
@@ -479,7 +499,7 @@ def _kind(schema: Mapping[str, Any]) -> str:
     if values := _list(schema.get("enum")):
         return " | ".join(map(json.dumps, values))
     if choices := _list(schema.get("anyOf")) or _list(schema.get("oneOf")):
-        return " | ".join(_kind(_mapping(one)) for one in choices)
+        return " | ".join(_kind(_mapping(choice)) for choice in choices)
     kind = schema.get("type") or str(schema.get("$ref", "any")).rpartition("/")[2]
     items = _mapping(schema.get("items"))
     return f"{kind} of {_kind(items)}" if items else str(kind)

@@ -77,10 +77,10 @@ def _answer(db: Database, inspector: Inspector, row: RequestRow) -> str | None:
     """Return the text of the answer to a request; None if it is not on the record."""
     last = browse.newest_raw_tip(db, row.session)
     chain = inspector.chain(db, last, row.session)
-    at = next((place for place, node in enumerate(chain) if node.id == row.raw_tip), None)
-    if at is None or at + 1 >= len(chain):
+    position = next((index for index, node in enumerate(chain) if node.id == row.raw_tip), None)
+    if position is None or position + 1 >= len(chain):
         return None
-    [message], _ = inspector.read_nodes(db, chain[at + 1 : at + 2])
+    [message], _ = inspector.read_nodes(db, chain[position + 1 : position + 2])
     if not isinstance(message, ModelResponse):
         return None
     return "\n\n".join(part.content for part in message.parts if isinstance(part, TextPart)) or None
@@ -98,7 +98,7 @@ def _dataset(row: RequestRow, info: SessionRow, messages: list[Any], answer: str
 
 
 def _python(row: RequestRow, info: SessionRow, messages: list[Any]) -> str:
-    lines = ",\n".join(f"    {json.dumps(one)!r}" for one in messages)
+    lines = ",\n".join(f"    {json.dumps(message)!r}" for message in messages)
     return (
         "from pydantic_ai.messages import ModelMessagesTypeAdapter\n\n"
         f"# request {row.id} of session {ascii(info.session_id)}: {row.tokens_sent} tokens, {row.status}\n"

@@ -132,19 +132,19 @@ class Home:
     ) -> SessionsPage:
         if kind:
             every, _ = browse.sessions_page(db, wanted, limit=MOST)
-            numbers = [one.id for one in every if kind_of(one) == kind]
+            numbers = [session.id for session in every if kind_of(session) == kind]
             wanted = replace(wanted, among=tuple(numbers))
-        found, total = browse.sessions_page(db, wanted, limit=PAGE, offset=(page - 1) * PAGE)
-        sums = request_sums(db, [one.id for one in found], sizes_of)
+        sessions, total = browse.sessions_page(db, wanted, limit=PAGE, offset=(page - 1) * PAGE)
+        sums = request_sums(db, [session.id for session in sessions], sizes_of)
         by_session = {key: list(some) for key, some in groupby(sums, attrgetter("session"))}
-        known = browse.choices(db)
+        choices = browse.choices(db)
         return SessionsPage(
-            sessions=tuple(_listed(one, by_session.get(one.id, ()), kind_of(one)) for one in found),
+            sessions=tuple(_listed(session, by_session.get(session.id, ()), kind_of(session)) for session in sessions),
             pages=Pages(page=page, size=PAGE, total=total),
             filter=wanted,
             kind=kind,
-            templates=tuple(known["template"]),
-            models=tuple(known["model"]),
+            templates=tuple(choices["template"]),
+            models=tuple(choices["model"]),
         )
 
     async def _run_ids(self) -> frozenset[str]:
@@ -153,45 +153,45 @@ class Home:
             return frozenset()
         store = open_runs(RunConfig(runs=self._runs))
         try:
-            return frozenset(one.run_id for one in await store.runs())
+            return frozenset(run.run_id for run in await store.runs())
         finally:
             await store.close()
 
-    def _kind(self, one: SessionRow, runs: frozenset[str]) -> str:
-        if one.session_id.partition("/")[0] in runs:
+    def _kind(self, session: SessionRow, runs: frozenset[str]) -> str:
+        if session.session_id.partition("/")[0] in runs:
             return STAGE
-        name = f"{safe_id(one.session_id)}.md" if one.session_id.strip() else ""
-        folders = transcript_folders(self.inspector.store.place, self._vault, self._system, one.owner)
+        name = f"{safe_id(session.session_id)}.md" if session.session_id.strip() else ""
+        folders = transcript_folders(self.inspector.store.place, self._vault, self._system, session.owner)
         if name and any((folder / name).is_file() for folder in folders):
             return CHAT
-        return AGENT if one.tokens_sent else IMPORT
+        return AGENT if session.tokens_sent else IMPORT
 
     def _overview(self, db: Database) -> Overview:
         _, sessions = browse.sessions_page(db, SessionFilter(), limit=0)
         return self._overviews.get_or_make((browse.newest_request(db), sessions), lambda: _load_overview(db))
 
 
-def _listed(one: SessionRow, sums: Sequence[RequestSums], kind: str) -> ListedSession:
+def _listed(session: SessionRow, sums: Sequence[RequestSums], kind: str) -> ListedSession:
     costs, most = add_costs(sums, ()), max(sums, key=attrgetter("requests"), default=None)
-    given = {field.name: getattr(one, field.name) for field in fields(one)}
+    values = {field.name: getattr(session, field.name) for field in fields(session)}
     model = "" if most is None else most.model
-    return ListedSession(**given, kind=kind, model=model, cost=costs.sent, cost_of_everything=costs.everything)
+    return ListedSession(**values, kind=kind, model=model, cost=costs.sent, cost_of_everything=costs.everything)
 
 
 def _load_overview(db: Database) -> Overview:
     among = own_sessions(db)
     sums = request_sums(db, among, sizes_of)
-    made = {one.id: one for one in made_compiles(db, among)}.values()
+    made = {compile_.id: compile_ for compile_ in made_compiles(db, among)}.values()
     costs = add_costs(sums, made)
     money = None if costs.sent is None or costs.everything is None else costs.everything - costs.sent
     return Overview(
-        sessions=len({one.session for one in sums}),
-        requests=sum(one.requests for one in sums),
-        tokens_raw=sum(one.tokens_raw for one in sums),
-        saved=sum(one.tokens_raw - one.tokens_sent for one in sums),
-        compiled=sum(one.compiled for one in sums),
-        fallbacks=sum(one.fallbacks for one in sums),
-        over_budget=sum(one.over_budget for one in sums),
+        sessions=len({row.session for row in sums}),
+        requests=sum(row.requests for row in sums),
+        tokens_raw=sum(row.tokens_raw for row in sums),
+        saved=sum(row.tokens_raw - row.tokens_sent for row in sums),
+        compiled=sum(row.compiled for row in sums),
+        fallbacks=sum(row.fallbacks for row in sums),
+        over_budget=sum(row.over_budget for row in sums),
         money=None if money is None else money - (costs.compiles or 0),
         unknown=costs.unknown,
         periods=tuple(_periods(db, among)),
@@ -203,16 +203,16 @@ def _periods(db: Database, among: Sequence[int] | None) -> Iterator[Period]:
     if len(ends) < 2 or ends[0] is None or ends[1] is None:
         return
     first, last = ends[0], ends[1]
-    digits, step = next((one for one in STEPS if (last - first) / one[1] < PERIODS), STEPS[-1])
+    digits, step = next((candidate for candidate in STEPS if (last - first) / candidate[1] < PERIODS), STEPS[-1])
     start = datetime.fromisoformat(first.isoformat()[:digits] + ("T00" if digits == 10 else "")).replace(tzinfo=UTC)
     count = int((last - start) / step) + 1
-    by_place: dict[int, list[RequestSums]] = {}
-    for stamp, one in sums_over_time(db, among, sizes_of, digits):
+    by_index: dict[int, list[RequestSums]] = {}
+    for stamp, row in sums_over_time(db, among, sizes_of, digits):
         when = rows.readable_stamp(stamp + {16: "", 13: ":00", 10: "T00:00"}[digits] + "+00:00")
-        if when is not None and 0 <= (place := int((when - start) / step)) < count:
-            by_place.setdefault(place, []).append(one)
+        if when is not None and 0 <= (index := int((when - start) / step)) < count:
+            by_index.setdefault(index, []).append(row)
     if count > 1:
-        yield from (_period(start + at * step, by_place.get(at, ())) for at in range(count))
+        yield from (_period(start + index * step, by_index.get(index, ())) for index in range(count))
 
 
 def _period(start: datetime, sums: Iterable[RequestSums]) -> Period:
@@ -220,9 +220,9 @@ def _period(start: datetime, sums: Iterable[RequestSums]) -> Period:
     costs = add_costs(sums, ())
     return Period(
         start=start,
-        requests=sum(one.requests for one in sums),
-        saved=sum(one.tokens_raw - one.tokens_sent for one in sums),
-        compiled=sum(one.compiled for one in sums),
-        fallbacks=sum(one.fallbacks for one in sums),
+        requests=sum(row.requests for row in sums),
+        saved=sum(row.tokens_raw - row.tokens_sent for row in sums),
+        compiled=sum(row.compiled for row in sums),
+        fallbacks=sum(row.fallbacks for row in sums),
         money=None if costs.sent is None or costs.everything is None else costs.everything - costs.sent,
     )

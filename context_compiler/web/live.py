@@ -56,11 +56,11 @@ class Shown:
     @classmethod
     def parse(cls, mark: str) -> Shown | None:
         """Parse a mark; None if it is invalid."""
-        found = MARK.fullmatch(mark)
-        if found is None:
+        match = MARK.fullmatch(mark)
+        if match is None:
             return None
-        newest, bits = int(found[1]), int(found[2], 16)
-        return cls(newest=newest, numbers=frozenset(newest - at for at in range(OVERLAP) if bits >> at & 1))
+        newest, bits = int(match[1]), int(match[2], 16)
+        return cls(newest=newest, numbers=frozenset(newest - offset for offset in range(OVERLAP) if bits >> offset & 1))
 
     @property
     def mark(self) -> str:
@@ -118,7 +118,7 @@ def _news(db: Database, session: int | None, shown: Shown) -> tuple[list[Request
     """Return requests that are not shown yet, everything shown including them, and True if there are more."""
     newest, limit = browse.newest_request(db), OVERLAP + MAX_NEW
     numbers = browse.request_numbers(db, session, shown.settled, limit)
-    new = [one for one in numbers if one not in shown.numbers]
+    new = [number for number in numbers if number not in shown.numbers]
     if len(numbers) == limit or len(new) > MAX_NEW:
         return browse.requests_by_number(db, new[:MAX_NEW][::-1]), shown.plus(new[:MAX_NEW]), True
     return browse.requests_by_number(db, new[::-1]) if new else [], shown.plus(new, newest), False

@@ -115,14 +115,14 @@ def render(name: str, **values: Any) -> str:
 @cache
 def static_files() -> Mapping[str, tuple[bytes, str]]:
     """Read all served files: content and media type by name."""
-    found = {
+    files = {
         file.name: (file.read_bytes(), TYPES[file.suffix])
         for file in sorted((HERE / "static").iterdir())
         if file.suffix in TYPES
     }
-    drawing = reduce(lambda style, one: style.replace(one[0], f"var(--{one[1]})"), COLORS.items(), STYLE)
+    drawing = reduce(lambda style, color: style.replace(color[0], f"var(--{color[1]})"), COLORS.items(), STYLE)
     made = {"messages.css": asset("messages.css"), "drawing.css": f".drawing svg {{{drawing}}}"}
-    return {**found, **{name: (text.encode(), TYPES[".css"]) for name, text in made.items()}}
+    return {**files, **{name: (text.encode(), TYPES[".css"]) for name, text in made.items()}}
 
 
 @cache

@@ -57,37 +57,37 @@ class RunPage:
 
 
 @asynccontextmanager
-async def _open_store(place: str) -> AsyncGenerator[RunStore]:
+async def _open_store(location: str) -> AsyncGenerator[RunStore]:
     """Open the store of runs; it is not created if it does not exist.
 
     Raises:
         NotFound: There is no store.
     """
-    if not has_runs(place):
+    if not has_runs(location):
         raise NotFound(
-            f"{place_name(place)}: no pipeline has been run yet; `context-compiler pipeline run FILE` runs one"
+            f"{place_name(location)}: no pipeline has been run yet; `context-compiler pipeline run FILE` runs one"
         )
-    store = open_runs(RunConfig(runs=place))
+    store = open_runs(RunConfig(runs=location))
     try:
         yield store
     finally:
         await store.close()
 
 
-async def load_runs(place: str, page: int, *, owner: str | None) -> RunsPage:
+async def load_runs(location: str, page: int, *, owner: str | None) -> RunsPage:
     """Load one page of the runs of an owner, or of all for None; empty if none was ever started."""
-    found: Sequence[RunInfo] = ()
-    if has_runs(place):
-        async with _open_store(place) as store:
-            found = [one for one in await store.runs() if owner in (None, one.owner)]
-    pages = Pages(page=page, size=PAGE, total=len(found))
-    return RunsPage(runs=tuple(found[pages.offset : pages.offset + PAGE]), pages=pages, place=place_name(place))
+    runs: Sequence[RunInfo] = ()
+    if has_runs(location):
+        async with _open_store(location) as store:
+            runs = [run for run in await store.runs() if owner in (None, run.owner)]
+    pages = Pages(page=page, size=PAGE, total=len(runs))
+    return RunsPage(runs=tuple(runs[pages.offset : pages.offset + PAGE]), pages=pages, place=place_name(location))
 
 
-async def load_run(place: str, name: str, *, owner: str | None) -> RunPage:
+async def load_run(location: str, name: str, *, owner: str | None) -> RunPage:
     """Load a run by its id."""
-    async with _open_store(place) as store:
-        info = await _find(store, place, name, owner)
+    async with _open_store(location) as store:
+        info = await _find(store, location, name, owner)
         hops = hops_of(await store.events(name), ended=info.status not in ("running", "waiting"))
         drawing = await asyncio.to_thread(_draw, await store.content(info.snapshot), hops)
         return RunPage(run=info, hops=tuple(hops), drawing=drawing)
@@ -99,30 +99,30 @@ def _draw(text: str | None, hops: Sequence[Hop]) -> str:
     return attempt(lambda: to_svg(parse_dot(text or ""), graphviz=None, marks=marks)).value or "" if text else ""
 
 
-async def _find(store: RunStore, place: str, name: str, owner: str | None) -> RunInfo:
-    known = [one for one in await store.runs() if owner in (None, one.owner)]
-    info = next((one for one in known if one.run_id == name), None)
+async def _find(store: RunStore, location: str, name: str, owner: str | None) -> RunInfo:
+    runs = [run for run in await store.runs() if owner in (None, run.owner)]
+    info = next((run for run in runs if run.run_id == name), None)
     if info is None:
-        raise NotFound(f"{place_name(place)}: no run {name[:80]!r}")
+        raise NotFound(f"{place_name(location)}: no run {name[:80]!r}")
     return info
 
 
 def hops_of(events: Sequence[Event], *, ended: bool = False) -> list[Hop]:
     """List the visits of stages in the order in which they began; with `ended`, none of them still runs."""
-    found: list[Hop] = []
+    hops: list[Hop] = []
     running: dict[tuple[str, str, str | None, object], int] = {}
-    for one in events:
-        visit = (one.run_id, one.branch, one.node, one.data.get("visit"))
-        if one.kind in ("run_resumed", "stage_started"):  # a visit that begins again was interrupted
-            _interrupt(found, [running.pop(key) for key in [*running] if key == visit or one.kind == "run_resumed"])
-        if one.kind == "stage_started":
-            running[visit] = len(found)
-            found.append(_hop(len(found) + 1, one))
-        elif one.kind in ("stage_completed", "stage_failed") and visit in running:
-            at = running.pop(visit)
-            found[at] = replace(found[at], **_result(one.data))
-    _interrupt(found, running.values() if ended else ())
-    return found
+    for event in events:
+        visit = (event.run_id, event.branch, event.node, event.data.get("visit"))
+        if event.kind in ("run_resumed", "stage_started"):  # a visit that begins again was interrupted
+            _interrupt(hops, [running.pop(key) for key in [*running] if key == visit or event.kind == "run_resumed"])
+        if event.kind == "stage_started":
+            running[visit] = len(hops)
+            hops.append(_hop(len(hops) + 1, event))
+        elif event.kind in ("stage_completed", "stage_failed") and visit in running:
+            index = running.pop(visit)
+            hops[index] = replace(hops[index], **_result(event.data))
+    _interrupt(hops, running.values() if ended else ())
+    return hops
 
 
 def _interrupt(hops: list[Hop], places: Iterable[int]) -> None:

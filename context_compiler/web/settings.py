@@ -116,72 +116,72 @@ class SessionSettings:
 
     async def load(self, number: int, *, budget: int, recall: Amount | None, cheapest: bool) -> SettingsPage:
         """Load a session, replayed with a budget (0: not replayed) and `recall`, and the verdict if asked for."""
-        found = await self.inspector.read(partial(self._recorded, number=number))
-        points, fixed = request_points(found.raw), fixed_tokens(found.record)
-        given, share = budget or found.budget, RECALLS[-1] if recall is None else recall
+        recorded = await self.inspector.read(partial(self._recorded, number=number))
+        points, fixed = request_points(recorded.raw), fixed_tokens(recorded.record)
+        shown_budget, share = budget or recorded.budget, RECALLS[-1] if recall is None else recall
         replayed = verdict = None
         async with self._running:
             if budget and points:
-                replayed = await asyncio.to_thread(self._replay, found, given, share)
+                replayed = await asyncio.to_thread(self._replay, recorded, shown_budget, share)
             if cheapest and points:
-                verdict = await asyncio.to_thread(self._verdict, found)
+                verdict = await asyncio.to_thread(self._verdict, recorded)
         return SettingsPage(
-            session=found.session,
-            budget=given,
+            session=recorded.session,
+            budget=shown_budget,
             recall=share,
-            recorded_budget=found.budget,
+            recorded_budget=recorded.budget,
             smallest=max(SMALLEST, int(1.5 * fixed) // 100 * 100),
-            largest=max(2 * found.budget, round(found.record.tokens_raw, -3) + 1_000),
+            largest=max(2 * recorded.budget, round(recorded.record.tokens_raw, -3) + 1_000),
             requests=min(len(points), MOST),
             left_out=max(0, len(points) - MOST),
-            model=input_price(found.record).model,
-            priced=price_of(input_price(found.record).model) is not None,
-            was=found.was,
+            model=input_price(recorded.record).model,
+            priced=price_of(input_price(recorded.record).model) is not None,
+            was=recorded.was,
             replayed=replayed,
             verdict=verdict,
             said="" if verdict is None else str(verdict),
-            line=f"ContextCompiler(budget={given}, recall={share})",
+            line=f"ContextCompiler(budget={shown_budget}, recall={share})",
         )
 
     def _recorded(self, db: Database, number: int) -> Recorded:
         info = session_of(db, number)
         rows, _ = browse.requests_page(db, number, limit=MOST)
-        newest = next((one for one in rows if one.raw_tip is not None), None)
+        newest = next((row for row in rows if row.raw_tip is not None), None)
         if newest is None:
             raise NotFound("the raw history of this session is not on the record, so it cannot be replayed")
         _, record = request_of(db, newest.id)
         chain = self.inspector.chain(db, newest.raw_tip, number)
         raw = tuple(self.inspector.read_nodes(db, chain)[0])
         answered = rows[1:] if raw and isinstance(raw[-1], ModelRequest) else rows
-        was = tuple(one.tokens_sent for one in reversed(answered))
+        was = tuple(row.tokens_sent for row in reversed(answered))
         return Recorded(session=info, number=newest.id, raw=raw, record=record, was=was)
 
-    def _replay(self, found: Recorded, budget: int, recall: Amount) -> Replayed:
+    def _replay(self, recorded: Recorded, budget: int, recall: Amount) -> Replayed:
         return self._replays.get_or_make(
-            (found.number, budget, recall), lambda: asyncio.run(self._live(found, budget, recall))
+            (recorded.number, budget, recall), lambda: asyncio.run(self._live(recorded, budget, recall))
         )
 
-    async def _live(self, found: Recorded, budget: int, recall: Amount) -> Replayed:
-        fixed, messages = fixed_tokens(found.record), found.raw
+    async def _live(self, recorded: Recorded, budget: int, recall: Amount) -> Replayed:
+        fixed, messages = fixed_tokens(recorded.record), recorded.raw
         references = ReferenceRecall(self._reader.read(messages), budget, self._reader)
         session = LiveSession([plain_compiler(budget=max(1, budget - fixed), recall=recall)])
         sent = await replay(messages, session, self._reader, seen=references.see, last=MOST)
         whole = await replay_whole(messages, self._reader, last=MOST)
-        charge = charge_of(input_price(found.record).model)
+        charge = charge_of(input_price(recorded.record).model)
         sent, whole = with_fixed(sent, fixed), with_fixed(whole, fixed)
         return Replayed(
-            sent=tuple(one.tokens for one in sent),
-            raw=tuple(one.tokens for one in whole),
-            cost=sum(charge(one.tokens, one.cached) for one in sent),
-            cost_of_everything=sum(charge(one.tokens, one.cached) for one in whole),
+            sent=tuple(request.tokens for request in sent),
+            raw=tuple(request.tokens for request in whole),
+            cost=sum(charge(request.tokens, request.cached) for request in sent),
+            cost_of_everything=sum(charge(request.tokens, request.cached) for request in whole),
             references=references.all,
             lost=tuple(references.lost)[:LOST],
         )
 
-    def _verdict(self, found: Recorded) -> Verdict | None:
-        known = self._verdicts.get(found.number)
-        if known is None:
-            known = asyncio.run(recorded_verdict(found.raw, found.record, self._reader, last=MOST))
-            if known is not None:
-                self._verdicts.keep(found.number, known)
-        return known
+    def _verdict(self, recorded: Recorded) -> Verdict | None:
+        verdict = self._verdicts.get(recorded.number)
+        if verdict is None:
+            verdict = asyncio.run(recorded_verdict(recorded.raw, recorded.record, self._reader, last=MOST))
+            if verdict is not None:
+                self._verdicts.keep(recorded.number, verdict)
+        return verdict

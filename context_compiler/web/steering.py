@@ -171,10 +171,10 @@ def answer_json(result: CompileResult | Pin | Rule) -> Response:
     if isinstance(result, Pin):
         row = pin_row(result)
         return JSONResponse({name: getattr(row, name) for name in PinRow.__dataclass_fields__})
-    found = outcome_of(result)
-    given = {name: getattr(found, name) for name in Outcome.__dataclass_fields__ if name != "left_out"}
-    drops = [{"what": drop.what, "reason": drop.reason, "tokens": drop.tokens} for drop in found.left_out]
-    return JSONResponse({**given, "left_out": drops})
+    outcome = outcome_of(result)
+    fields = {name: getattr(outcome, name) for name in Outcome.__dataclass_fields__ if name != "left_out"}
+    drops = [{"what": drop.what, "reason": drop.reason, "tokens": drop.tokens} for drop in outcome.left_out]
+    return JSONResponse({**fields, "left_out": drops})
 
 
 async def load_steering(
@@ -193,37 +193,37 @@ async def load_steering(
     rows = _prompts(load_messages(await store.transcript(info.session_id, info.vault_name)), pins)
     rules = await compiler.standing_rules(info.session_id) if rows else ()
     pages = Pages(page=page, size=ROWS, total=len(rows))
-    found = None
+    result = None
     if rows and preview:
-        found = await or_bad_request(compiler.preview(info.session_id, focus, start=start or None))
+        result = await or_bad_request(compiler.preview(info.session_id, focus, start=start or None))
     return SteeringPage(
         session=info,
         pins=tuple(map(pin_row, pins)),
         rules=tuple(map(rule_row, rules)),
-        actions=tuple(_action_row(one) for one in reversed(actions[-STEPS:])),
+        actions=tuple(_action_row(action) for action in reversed(actions[-STEPS:])),
         prompts=tuple(rows[pages.offset : pages.offset + ROWS]),
         pages=pages,
-        preview=None if found is None else outcome_of(found),
+        preview=None if result is None else outcome_of(result),
     )
 
 
 def _prompts(messages: list[Any], pins: tuple[Pin, ...]) -> list[PromptRow]:
     history = reader_of(as_counter(None)).read(messages)
     pinned = {position_of(pin, history) for pin in pins}
-    found: list[PromptRow] = []
-    for at, reading in enumerate(history.readings):
+    rows: list[PromptRow] = []
+    for position, reading in enumerate(history.readings):
         if reading.has_prompt:
             text = " ".join(item.text for item in reading.items if item.mark is None and item.kind is not Kind.SYSTEM)
-            found.append(
+            rows.append(
                 PromptRow(
-                    turn=len(found) + 1,
-                    message=at,
+                    turn=len(rows) + 1,
+                    message=position,
                     text=one_line(safe(text), EXCERPT),
                     tokens=reading.tokens,
-                    pinned=at in pinned,
+                    pinned=position in pinned,
                 )
             )
-    return found
+    return rows
 
 
 def _action_row(action: Any) -> ActionRow:
@@ -264,10 +264,10 @@ async def json_body(request: Request) -> dict[str, Any]:
         data += part
         if len(data) > MAX_BODY_BYTES:
             raise BadRequest(f"the body: give at most {MAX_BODY_BYTES:,} bytes")
-    found: object = attempt(lambda: json.loads(data)).value
-    if not isinstance(found, dict):
+    body: object = attempt(lambda: json.loads(data)).value
+    if not isinstance(body, dict):
         raise BadRequest("the body is not a JSON object")
-    return cast("dict[str, Any]", found)
+    return cast("dict[str, Any]", body)
 
 
 def body_field(body: Mapping[str, Any], name: str, default: Any) -> Any:
@@ -347,11 +347,11 @@ class SteeringPages:
         ]
 
     async def _steer(self, request: Request, work: Steer) -> Response:
-        given = request.path_params["number"]
-        if not (given.isascii() and given.isdigit() and len(given) < 16):
+        number = request.path_params["number"]
+        if not (number.isascii() and number.isdigit() and len(number) < 16):
             raise BadRequest("number: give a whole number")
         body = await json_body(request)
-        info = await self._inspector.read(partial(session_of, number=int(given)))
+        info = await self._inspector.read(partial(session_of, number=int(number)))
         name = body_field(body, "model", "none")
         if name != "none" and self._model is None:
             raise BadRequest("model: this server has no models; leave it out to quote passages instead")
@@ -392,11 +392,11 @@ def operations(path: str, parameter: Mapping[str, Any], *, busy: bool = False) -
         parameter: Parameter that selects the conversation.
         busy: True for a chat, which can be busy with an answer and has its own model.
     """
-    found: dict[str, Any] = {}
+    paths: dict[str, Any] = {}
     answers = {**ANSWERS, "409": "An answer is still being written."} if busy else ANSWERS
     for name, (about, fields) in BODIES.items():
         properties = fields if busy or name != "compact" else {**fields, "model": _MODEL}
-        found[f"{path}/{name}"] = {
+        paths[f"{path}/{name}"] = {
             "post": {
                 "operationId": f"{name}_{path.split('/')[2]}",
                 "summary": about,
@@ -410,7 +410,7 @@ def operations(path: str, parameter: Mapping[str, Any], *, busy: bool = False) -
                 },
             }
         }
-    return found
+    return paths
 
 
 _NUMBER = {"name": "number", "in": "path", "required": True, "schema": {"type": "integer", "minimum": 1}}

@@ -85,11 +85,11 @@ class TemplatePage:
 def template_rows(inspector: Inspector) -> tuple[TemplateRow, ...]:
     """Return all readable templates, in lookup order."""
     first: dict[str, str] = {}
-    found: list[TemplateRow] = []
+    rows: list[TemplateRow] = []
     roots = {source: folder for source, folder in inspector.template_library.roots}
     for info in inspector.template_library.list():
         template = inspector.template_library.find(info.path)
-        found.append(
+        rows.append(
             TemplateRow(
                 name=info.name,
                 source=info.source,
@@ -100,7 +100,7 @@ def template_rows(inspector: Inspector) -> tuple[TemplateRow, ...]:
             )
         )
         first.setdefault(info.name, info.source)
-    return tuple(found)
+    return tuple(rows)
 
 
 def _inside(path: str, root: Path | None) -> str:
@@ -115,7 +115,8 @@ async def load_templates(inspector: Inspector) -> TemplatesPage:
         for source, path in inspector.template_library.roots
     ]
     defects = [
-        Defect(name=one.name, path=one.path or "", error=str(one)) for one in inspector.template_library.defects()
+        Defect(name=defect.name, path=defect.path or "", error=str(defect))
+        for defect in inspector.template_library.defects()
     ]
     return TemplatesPage(roots=tuple(roots), templates=template_rows(inspector), defects=tuple(defects))
 

@@ -86,12 +86,12 @@ class Timelines:
 
         def query(db: Database) -> Timeline:
             info = session_of(db, number)
-            found, total = browse.requests_page(db, number, limit=POINTS + 1, offset=(page - 1) * POINTS)
-            ordered = found[::-1]
+            rows, total = browse.requests_page(db, number, limit=POINTS + 1, offset=(page - 1) * POINTS)
+            ordered = rows[::-1]
             first = 1 if len(ordered) > POINTS else 0
-            points = [self._point(db, ordered[at - 1] if at else None, ordered[at]) for at in range(len(ordered))][
-                first:
-            ]
+            points = [
+                self._point(db, ordered[index - 1] if index else None, ordered[index]) for index in range(len(ordered))
+            ][first:]
             pages = max(1, -(-total // POINTS))
             since = ordered[0].created_at if first else None
             until = ordered[-1].created_at if ordered and page > 1 else None
@@ -101,34 +101,34 @@ class Timelines:
 
         return await self.inspector.read(query)
 
-    def _point(self, db: Database, before: RequestRow | None, one: RequestRow) -> Point:
-        same_place = before is not None and before.run_id is not None and before.run_id == one.run_id
+    def _point(self, db: Database, before: RequestRow | None, request: RequestRow) -> Point:
+        same_place = before is not None and before.run_id is not None and before.run_id == request.run_id
         return Point(
-            id=one.id,
-            turn=one.turn_index + 1,
-            status=one.status,
-            raw=one.tokens_raw,
-            sent=one.tokens_sent,
-            shared=self.shared(db, before, one),
-            budget=one.budget,
-            retry=same_place and before is not None and before.request_index == one.request_index,
+            id=request.id,
+            turn=request.turn_index + 1,
+            status=request.status,
+            raw=request.tokens_raw,
+            sent=request.tokens_sent,
+            shared=self.shared(db, before, request),
+            budget=request.budget,
+            retry=same_place and before is not None and before.request_index == request.request_index,
         )
 
-    def shared(self, db: Database, before: RequestRow | None, one: RequestRow) -> int:
+    def shared(self, db: Database, before: RequestRow | None, request: RequestRow) -> int:
         """Return the tokens of the beginning that two requests share."""
-        if before is None or before.view_tip is None or one.view_tip is None:
+        if before is None or before.view_tip is None or request.view_tip is None:
             return 0
         return self._shared.get_or_make(
-            (before.id, one.id), lambda: min(self._compare(db, before, one), one.tokens_sent)
+            (before.id, request.id), lambda: min(self._compare(db, before, request), request.tokens_sent)
         )
 
-    def _compare(self, db: Database, before: RequestRow, one: RequestRow) -> int:
-        length = browse.common_length(db, before.view_tip, one.view_tip)
+    def _compare(self, db: Database, before: RequestRow, request: RequestRow) -> int:
+        length = browse.common_length(db, before.view_tip, request.view_tip)
         if length == before.messages_sent:
             return before.tokens_sent
         if not length:
             return 0
-        chain = self.inspector.chain(db, one.view_tip, one.session)[: min(length, COMPARED)]
+        chain = self.inspector.chain(db, request.view_tip, request.session)[: min(length, COMPARED)]
         _, readings = self.inspector.read_nodes(db, chain)
         return sum(reading.tokens for reading in readings)
 
@@ -145,16 +145,18 @@ class Timelines:
         sent = raw = None
         if price is not None:
             before = [0, *(point.raw for point in points)]
-            sent = sum((price.cost(one.sent, cached=one.shared) for one in points), Decimal(0))
-            cached = [min(earlier, one.raw) for earlier, one in zip(before, points, strict=False)]
-            raw = sum((price.cost(one.raw, cached=same) for one, same in zip(points, cached, strict=True)), Decimal(0))
+            sent = sum((price.cost(point.sent, cached=point.shared) for point in points), Decimal(0))
+            cached = [min(earlier, point.raw) for earlier, point in zip(before, points, strict=False)]
+            raw = sum(
+                (price.cost(point.raw, cached=same) for point, same in zip(points, cached, strict=True)), Decimal(0)
+            )
         spent = totals.compile_usage(db, info.id, rows[0].id, rows[-1].id) if rows else []
         costs = [(alias, cost_of(alias, usage)) for alias, usage in (*spent, *unsent)]
         unknown = {alias for alias, cost in costs if cost is None} | (
             {model} if model and price is None else set[str]()
         )
-        known = [cost for _, cost in costs if cost is not None]
-        compiles = sum(known, Decimal(0)) if len(known) == len(costs) else None
+        priced = [cost for _, cost in costs if cost is not None]
+        compiles = sum(priced, Decimal(0)) if len(priced) == len(costs) else None
         return SessionCost(
             model=model,
             requests=len(points),
@@ -166,7 +168,7 @@ class Timelines:
 
     def _answering_model(self, db: Database, rows: Sequence[RequestRow]) -> tuple[str | None, str | None]:
         """Return model and provider of the newest answer in the raw histories of these requests; None if not found."""
-        recorded = [one.raw_tip for one in rows if one.raw_tip is not None]
+        recorded = [row.raw_tip for row in rows if row.raw_tip is not None]
         for tip in reversed(recorded[-LOOKS:]):
             messages, _ = self.inspector.read_nodes(db, browse.last_nodes(db, tip, NEAR))
             answers = [message for message in messages if isinstance(message, ModelResponse) and message.model_name]

@@ -109,9 +109,14 @@ class Commands:
             await self._select(rest)
             return
         rows = [
-            ("*" if one.name == self._chat.template.removesuffix(".md") else "", one.name, one.source, one.description)
-            for one in self._library.list()
-            if not one.shadowed
+            (
+                "*" if template.name == self._chat.template.removesuffix(".md") else "",
+                template.name,
+                template.source,
+                template.description,
+            )
+            for template in self._library.list()
+            if not template.shadowed
         ]
         self._screen.table(TEMPLATES, rows)
         try:
@@ -121,13 +126,13 @@ class Commands:
 
     async def _select(self, name: str) -> None:
         try:
-            found = self._library.find(name)
+            template = self._library.find(name)
         except TemplateError as error:
             self._screen.line(("not selected: ", "bold red"), one_line(str(error)))
             return
         self._chat.template = name
         mode = "" if self._chat.endless else "; Endless is off, so it is not used yet: /endless on"
-        self._screen.line(f"views are written with {one_line(name, 60)} ({found.source}){mode}")
+        self._screen.line(f"views are written with {one_line(name, 60)} ({template.source}){mode}")
 
     async def _view(self, rest: str) -> None:
         if rest not in ("", "full"):
@@ -167,15 +172,15 @@ class Commands:
         if not rest:
             self._screen.line("/recall WORDS: finds passages about them in the whole conversation")
             return
-        found = await self._chat.recall(rest)
-        if not found:
+        passages = await self._chat.recall(rest)
+        if not passages:
             self._screen.line(f"nothing was said about {one_line(rest, 60)}")
             return
-        self._screen.indented(write_quotation(found, numbered=True))
+        self._screen.indented(write_quotation(passages, numbered=True))
 
     async def _compact(self, rest: str) -> None:
-        found = _COMPACT.fullmatch(rest)
-        preview, start, focus = found.group("preview", "start", "focus") if found else (None, None, rest)
+        match = _COMPACT.fullmatch(rest)
+        preview, start, focus = match.group("preview", "start", "focus") if match else (None, None, rest)
         if not self._chat.endless:
             self._screen.line("Endless is off, so the whole history is sent: /endless on, then /compact")
             return
@@ -244,13 +249,13 @@ def _is_whole(view: View, raw: History) -> bool:
 def _with_drops(view: View, raw: History) -> View:
     """Return the view; if it has no drops of its own, add the messages that an earlier compile left out."""
     if not view.kept:
-        positions = {id(message): at for at, message in enumerate(raw.messages)}
-        found = [positions[id(message)] for message in view.messages if id(message) in positions]
-        view = replace(view, kept=tuple((at, "all that could be sent") for at in found))
+        positions = {id(message): position for position, message in enumerate(raw.messages)}
+        origins = [positions[id(message)] for message in view.messages if id(message) in positions]
+        view = replace(view, kept=tuple((position, "all that could be sent") for position in origins))
     kept = {position for position, _ in view.kept}
-    dropped = [at for at in range(len(raw)) if at not in kept]
+    dropped = [position for position in range(len(raw)) if position not in kept]
     if view.drops or not dropped:
         return view
-    cost = sum(raw.readings[at].tokens for at in dropped)
+    cost = sum(raw.readings[position].tokens for position in dropped)
     why = "left out by the last compile; replaced by notes and quotes"
     return replace(view, drops=(Drop(what=f"messages {dropped[0]} to {dropped[-1]}", reason=why, tokens=cost),))

@@ -46,7 +46,7 @@ class Trimmed:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render the lines, from the first to the last that is not empty."""
         lines = console.render_lines(self._inner, options, pad=False)
-        full = [at for at, line in enumerate(lines) if any(piece.text.strip() for piece in line)]
+        full = [index for index, line in enumerate(lines) if any(piece.text.strip() for piece in line)]
         for line in lines[full[0] : full[-1] + 1] if full else []:
             yield from line
             yield Segment.line()
@@ -68,10 +68,10 @@ class Blocks:
         stop = self.tail.rfind("\n") + 1
         for line in self.tail[self._scanned : stop].splitlines(keepends=True):
             self._scanned += len(line)
-            found = _FENCE.match(line)
-            if found and not self._fence:
-                self._fence = found[1]
-            elif found and found[1].startswith(self._fence):
+            fence = _FENCE.match(line)
+            if fence and not self._fence:
+                self._fence = fence[1]
+            elif fence and fence[1].startswith(self._fence):
                 self._fence = ""
             elif not line.strip() and not self._fence:
                 self._cut = self._scanned
