@@ -70,22 +70,16 @@ class BlockSizes:
     def most(self, prompt: str) -> int:
         """Maximum size of the block of a prompt: `recall=` times the square of the fraction of the prompt that asks.
 
-        Who asks in passing needs little. Every request of a turn pays for its block again, so it is the smaller, the
-        more requests turns usually have. A prompt that does not ask gets nothing, or little if it is short and no tool
-        was called.
+        Who asks in passing needs little. Every request of a turn sends its block again, so the requests of a usual turn
+        share these tokens. A prompt that does not ask gets nothing, or little if it is short and no tool was called.
         """
         plan = self.plan
         if self._is_large:
             return self.recall
         if self.asks_past(prompt):
             share = asking_share(asking_part(prompt, plan.counter)) or 1.0  # "I forgot what opens it" has no question
-            return int(self.recall * share**2 * self._economy)
+            return int(self.recall * share**2 / max(1, plan.requests_per_turn))
         return self.recall // BEARING if not plan.tool_calls and is_short(prompt, plan.counter) else 0
-
-    @property
-    def _economy(self) -> float:
-        """Price of a text that is sent once, as a fraction of that of one that all requests of a usual turn send."""
-        return FRESH / (FRESH + CACHED * max(0.0, self.plan.requests_per_turn - 1))
 
     def expected(self, known: Blocks | None) -> int:
         """Size of this turn's block `known`; its maximum size if it has not been searched yet."""

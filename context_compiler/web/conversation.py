@@ -28,7 +28,7 @@ FOLDED = ("call", "return", "thinking")
 """Kinds of parts that are folded, whatever their length."""
 
 _FENCE = re.compile(r"^```([\w+#.-]*)[^\n]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
-_FILE = re.compile(r"[\w./-]*\w\.[A-Za-z]\w{0,9}\b")
+_FILE = re.compile(r"(?<![\w./-])[\w./-]*\w\.[A-Za-z]\w{0,9}\b")
 _LEXERS = cast("Any", lexers)
 _FORMAT = cast("Any", formatters).HtmlFormatter(nowrap=True, classprefix="h-")
 
