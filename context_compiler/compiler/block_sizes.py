@@ -81,10 +81,10 @@ class BlockSizes:
             return int(self.recall * share**2 / max(1, plan.requests_per_turn))
         return self.recall // BEARING if not plan.tool_calls and is_short(prompt, plan.counter) else 0
 
-    def expected(self, known: Blocks | None) -> int:
-        """Size of this turn's block `known`; its maximum size if it has not been searched yet."""
-        if known is not None:
-            return known.own.tokens(self.plan.counter)
+    def expected(self, blocks: Blocks | None) -> int:
+        """Size of this turn's block in `blocks`; its maximum size if it has not been searched yet."""
+        if blocks is not None:
+            return blocks.own.tokens(self.plan.counter)
         question = self.plan.question
         return self.most(question.text) if question is not None and self.plan.recalls else 0
 

@@ -347,26 +347,26 @@ def _mention(position: int, reading: Reading, fact: str) -> Mention:
 
 def answer_of(stretches: Sequence[Stretch]) -> str:
     """When a fact left the requests and came back, in a few sentences; empty if no raw history contains it."""
-    since = [one for one in stretches if one.known]
+    since = [stretch for stretch in stretches if stretch.known]
     if not since:
         return ""
     now, turns = since[-1], f"Said in turn {since[0].turns[0]}"
     newest = (
         f"The newest request has it, {FORMS[now.forms[0]]}." if now.forms else "The newest request does not have it."
     )
-    cut = next((one for one in since if one.reason), None)
+    cut = next((stretch for stretch in since if stretch.reason), None)
     after = f", then {FORMS[cut.forms[0]]}" if cut is not None and cut.forms else ""
     left = f"cut at request {cut.first} ({cut.reason}){after}" if cut is not None else ""
-    moves = [_move(before, one) for before, one in pairwise(since) if bool(before.forms) != bool(one.forms)]
+    moves = [_move(before, stretch) for before, stretch in pairwise(since) if bool(before.forms) != bool(stretch.forms)]
     if not since[0].forms:
         moves = [f"never in the request that followed, {since[0].first}", *moves]
     some = [f"{len(moves) - MOVES} earlier moves", *moves[-MOVES:]] if len(moves) > MOVES else moves
     return f"{newest} {'; '.join(filter(None, (turns, left, ', '.join(some))))}."
 
 
-def _move(before: Stretch, one: Stretch) -> str:
-    if not one.forms:
-        return f"left at request {one.first}"
+def _move(before: Stretch, stretch: Stretch) -> str:
+    if not stretch.forms:
+        return f"left at request {stretch.first}"
     causes = {RECALLED: " because its prompt asked", VERBATIM: " because it was said again"}
-    cause = next((cause for form, cause in causes.items() if form in one.forms), f", {FORMS[one.forms[0]]}")
-    return f"back at request {one.first}{cause}"
+    cause = next((cause for form, cause in causes.items() if form in stretch.forms), f", {FORMS[stretch.forms[0]]}")
+    return f"back at request {stretch.first}{cause}"

@@ -93,7 +93,7 @@ class MissingIdentifier:
 def missing_identifiers(selection: Selection) -> list[MissingIdentifier]:
     """Identifiers that the kept messages do not contain, most likely needed first."""
     whole = {index for index, shape in enumerate(selection.draft.shapes) if shape == WHOLE}
-    found: dict[str, MissingIdentifier] = {}
+    identifiers: dict[str, MissingIdentifier] = {}
     beside: Counter[tuple[int, int]] = Counter()
     called: set[str] = set()
     fields: defaultdict[str, set[str]] = defaultdict(set)
@@ -105,32 +105,34 @@ def missing_identifiers(selection: Selection) -> list[MissingIdentifier]:
         if mention.position in whole:
             continue
         beside[mention.position, mention.part] += 1
-        _add_mention(found.setdefault(text, MissingIdentifier(homes=[mention, mention, mention])), mention)
+        _add_mention(identifiers.setdefault(text, MissingIdentifier(homes=[mention, mention, mention])), mention)
     rates = {name: (len(values & called) + 0.5) / (len(values) + 2) for name, values in fields.items() if name}
     holds = TextSet(*_kept_texts(selection)).holds
     length = max(1, len(selection.history))
     outdated = changes_of(selection.history).outdated()
 
-    def rank(one: MissingIdentifier) -> tuple[bool, float]:
-        crowd = min(beside[home.position, home.part] for home in one.homes)
-        rate = max((rates.get(name, 0.0) for name in one.fields), default=0.0)
-        worth = CALLED * one.called + REPEATED * log2(1 + one.times) + RECENT * one.last / length
-        specific = one.homes[0].specific
+    def rank(identifier: MissingIdentifier) -> tuple[bool, float]:
+        crowd = min(beside[home.position, home.part] for home in identifier.homes)
+        rate = max((rates.get(name, 0.0) for name in identifier.fields), default=0.0)
+        worth = CALLED * identifier.called + REPEATED * log2(1 + identifier.times) + RECENT * identifier.last / length
+        specific = identifier.homes[0].specific
         argument = specific.sort in ARGUMENTS
         long = 0.0 if argument else LONG * log2(1 + len(specific.verbatim))
         return not argument, MANY * log2(1 + crowd) + long - worth - IN_FIELD * rate
 
-    current = (one for text, one in found.items() if one.last >= outdated.get(text.lower(), 0))
-    return sorted((one for one in current if not holds(one.homes[0].specific)), key=rank)
+    current = (
+        identifier for text, identifier in identifiers.items() if identifier.last >= outdated.get(text.lower(), 0)
+    )
+    return sorted((identifier for identifier in current if not holds(identifier.homes[0].specific)), key=rank)
 
 
-def _add_mention(one: MissingIdentifier, mention: Mention) -> None:
-    one.times, one.last = one.times + 1, mention.position
-    one.called = one.called or mention.called
-    one.fields.add(mention.field)
-    one.homes[1] = mention
-    if mention.called or not one.homes[0].called:
-        one.homes[0] = mention
+def _add_mention(identifier: MissingIdentifier, mention: Mention) -> None:
+    identifier.times, identifier.last = identifier.times + 1, mention.position
+    identifier.called = identifier.called or mention.called
+    identifier.fields.add(mention.field)
+    identifier.homes[1] = mention
+    if mention.called or not identifier.homes[0].called:
+        identifier.homes[0] = mention
 
 
 def _kept_texts(selection: Selection) -> Iterator[str]:
@@ -206,10 +208,10 @@ def list_identifiers(
     holds = TextSet(*shown).holds
     listed = _List(selection, NEAR if limit < FULL_LIST else FAR)
     left, missed = limit - 2, 0
-    for one in (one for one in missing if not holds(one.homes[0].specific)):
+    for identifier in (identifier for identifier in missing if not holds(identifier.homes[0].specific)):
         if missed > TRIES or left < 4:
             break
-        cost = listed.add(dict.fromkeys(one.homes), left)
+        cost = listed.add(dict.fromkeys(identifier.homes), left)
         if cost > left:
             missed += 1
         elif cost:
@@ -370,10 +372,10 @@ class _List:
 
     def text(self) -> str:
         """Text of all lines; those with the same label share it."""
-        found: dict[str, list[str]] = {}
+        by_label: dict[str, list[str]] = {}
         for key in sorted(self._lines):
-            found.setdefault(self._lines[key].label, []).append(self._lines[key].text)
-        return "\n".join(label + AND.join(texts) for label, texts in found.items())
+            by_label.setdefault(self._lines[key].label, []).append(self._lines[key].text)
+        return "\n".join(label + AND.join(texts) for label, texts in by_label.items())
 
 
 def _around(text: str, start: int, end: int, words: int) -> tuple[int, int]:

@@ -93,15 +93,15 @@ def _is_path(text: str) -> bool:
         return False
     if re.match(r"~/|\.{1,2}[/\\]|[A-Za-z]:[\\/]|\\\\", text):
         return True
-    known = bool(re.search(r"(?<=[\w)])\.[A-Za-z][A-Za-z0-9]{0,7}$", parts[-1])) or parts[0].startswith("__")
+    extension = bool(re.search(r"(?<=[\w)])\.[A-Za-z][A-Za-z0-9]{0,7}$", parts[-1])) or parts[0].startswith("__")
     if text[0] in "/\\":
         several = text[0] == "/" and (len(parts) > 1 or re.search(r"[_.\d-]", parts[0]) is not None)
-        return known or several or parts[0] in _ROOTS
+        return extension or several or parts[0] in _ROOTS
     if "\\" in text:
-        return known and "/" not in text
+        return extension and "/" not in text
     odd = any(re.search(r"[_.\d-]", part) for part in parts)
     folder = parts[0] in _FOLDERS
-    return known or (folder and text.count("/") > 0) or (odd and len(parts) > 2) or (odd and text.endswith("/"))
+    return extension or (folder and text.count("/") > 0) or (odd and len(parts) > 2) or (odd and text.endswith("/"))
 
 
 def _is_file(text: str) -> bool:

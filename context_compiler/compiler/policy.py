@@ -361,14 +361,14 @@ def _works(item: Item) -> bool:
     return item.kind is Kind.CALL and not name.startswith(NO_WORK) and (not item.native or name in SHELLS)
 
 
-def rules_of(history: History, declared: Sequence[str], steering: Steering, found: Found) -> tuple[Rule, ...]:
+def rules_of(history: History, declared: Sequence[str], steering: Steering, detected: Found) -> tuple[Rule, ...]:
     """Rules in force: those that the application declares, then those found in a history, oldest first."""
     first, dismissed = tuple(map(Rule, dict.fromkeys(declared))), steering.dismissed
-    names = {one.name for one in first}
+    names = {pin.name for pin in first}
     users = (
         rule
-        for rule in (() if found.between_people else found.rules)
-        if rule.name not in names and not any(one.covers(rule, history) for one in dismissed)
+        for rule in (() if detected.between_people else detected.rules)
+        if rule.name not in names and not any(pin.covers(rule, history) for pin in dismissed)
     )
     return (*first, *rules_in_force(users))
 

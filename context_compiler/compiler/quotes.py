@@ -65,17 +65,20 @@ class _Sources:
         question = _pending_question(selection) if recall else None
         ranking = Ranking(index_of(history), question, max(loose) + 1) if loose and question else None
         bears = None if ranking is None or selection.lasting else ranking.weight  # a live view has a block for that
-        found = passages(history, outline, loose, counter, bears) if loose else ()
+        pieces = passages(history, outline, loose, counter, bears) if loose else ()
         shown = {item.text.strip() for item in _whole_items(selection)}
         unquoted = (*rules, *selection.retired_rules[-STATES:])
-        candidates = without_rules((passage for passage in found if passage.text.strip() not in shown), unquoted)
+        candidates = without_rules((passage for passage in pieces if passage.text.strip() not in shown), unquoted)
         ranks: Sequence[float] = []
         newer: Mapping[tuple[int, int], tuple[int, int]] = {}
         if candidates:
             scores = ranking.passages(candidates) if ranking else [0.0] * len(candidates)
             scored, changes = [*zip(candidates, scores, strict=True)], changes_of(history)
             ranked, newer = mark_changes(changes, history, len(history), outline, scored, lambda _: (), counter)
-            candidates, ranks = [one for one, _ in ranked], [score for _, score in ranked] if question else []
+            candidates, ranks = (
+                [candidate for candidate, _ in ranked],
+                [score for _, score in ranked] if question else [],
+            )
         return cls(
             candidates=candidates,
             ranks=ranks,
@@ -173,13 +176,15 @@ def _label(line: str) -> str:
 
 
 def _passage_quotes(chosen: Sequence[Passage], sources: _Sources) -> list[Quote]:
-    scores = dict(zip(((one.position, one.order) for one in sources.candidates), sources.ranks, strict=False))
-    found: list[Quote] = []
+    scores = dict(
+        zip(((candidate.position, candidate.order) for candidate in sources.candidates), sources.ranks, strict=False)
+    )
+    quotes: list[Quote] = []
     for passage in chosen:
         score = scores.get((passage.position, passage.order), 0.0)
         why = f"recalled, score {score:.2f}" if score > 0 else "worth most for its tokens"
-        found.append(Quote(what=f"turn {passage.turn + 1}", why=why, text=passage.text))
-    return found
+        quotes.append(Quote(what=f"turn {passage.turn + 1}", why=why, text=passage.text))
+    return quotes
 
 
 SPARE = 4
@@ -315,11 +320,11 @@ def _own_note(selection: Selection, room: int) -> str:
         selection.history,
         len(selection.history),
         selection.draft.outline,
-        [(one, 0.0) for one in candidates],
+        [(passage, 0.0) for passage in candidates],
         lambda _: (),
         selection.counter,
     )
-    current = [one for one, _ in ranked]
+    current = [passage for passage, _ in ranked]
     gone = set(selection.out)
     left_out = sum(turn.start in gone for turn in selection.draft.outline.turns)
     about_it = {"template": template_facts(template), "cap": room, "turns_left_out": left_out}

@@ -73,19 +73,19 @@ def wanted_tokens(sizes: BlockSizes) -> int:
     return sizes.plan.counter.text(find_first_block(sizes, question.at, most, most, ())) if question and most else 0
 
 
-def find_first_block(sizes: BlockSizes, at: int, most: int, room: int, said: Sequence[str]) -> str:
-    """Find the block for the prompt at position `at`, at the first request of its turn; empty if nothing is relevant.
+def find_first_block(sizes: BlockSizes, position: int, most: int, room: int, said: Sequence[str]) -> str:
+    """Find the block for the prompt at `position`, at the first request of its turn; empty if nothing is relevant.
 
     A prompt that does not ask, but is about something said earlier, gets only messages that contain its subject.
 
     Args:
         sizes: Sizes of the blocks of this request.
-        at: Position of the prompt.
+        position: Position of the prompt.
         most: Maximum size in tokens, from `BlockSizes.most`.
         room: Tokens that are free.
         said: Other texts in the view, which are not repeated.
     """
-    search = _Search(sizes, at, said)
+    search = _Search(sizes, position, said)
     return search.find(min(most, room), asks=sizes.asks_past(search.prompt))
 
 
@@ -98,20 +98,20 @@ def shorten_block(sizes: BlockSizes, block: Block, room: int) -> Block:
 class _Search:
     """The search for the block of one prompt."""
 
-    def __init__(self, sizes: BlockSizes, at: int, said: Sequence[str] = (), within: str = "") -> None:
+    def __init__(self, sizes: BlockSizes, position: int, said: Sequence[str] = (), within: str = "") -> None:
         """Prepare a search; nothing is searched before `find`.
 
         Args:
             sizes: Sizes of the blocks of this request.
-            at: Position of the prompt.
+            position: Position of the prompt.
             said: Texts in the view other than those of the cycle.
             within: Text to which the passages are restricted; empty for no restriction.
         """
         self._sizes, self._plan, self._cycle = sizes, sizes.plan, sizes.cycle
-        self._at, self._said, self._within = at, said, within
+        self._at, self._said, self._within = position, said, within
         self._history, self._counter = sizes.plan.history, sizes.plan.counter
-        pending, own = sizes.plan.question, self._history.readings[at]
-        self.prompt = pending.text if pending is not None and pending.at == at else question_text(own)
+        pending, own = sizes.plan.question, self._history.readings[position]
+        self.prompt = pending.text if pending is not None and pending.at == position else question_text(own)
 
     def find(self, room: int, *, asks: bool = True) -> str:
         """Find past text for the prompt, as a fenced block of at most `room` tokens; empty for none.
@@ -162,15 +162,17 @@ class _Search:
         If none of its terms occurs in what the view may leave out, the exchange before the prompt is added, because a
         prompt such as "And then?" refers to it. The question is empty if the prompt has no text.
         """
-        history, at = self._history, self._at
+        history, position = self._history, self._at
         if not self.prompt.strip():
             return Question.of("")
         for text in dict.fromkeys((asking_part(self.prompt, self._counter), self.prompt)):
             question = Question.of(text)
             if self._occurs(question):
                 return question
-        before = next((place for place in reversed(range(at)) if history.readings[place].has_prompt), at)
-        items = [item for _, item in history.items(before, at + 1)]
+        before = next(
+            (earlier for earlier in reversed(range(position)) if history.readings[earlier].has_prompt), position
+        )
+        items = [item for _, item in history.items(before, position + 1)]
         texts = [
             answer_text(item) or item.text for item in items if item.kind in (Kind.USER, Kind.TEXT) or answer_text(item)
         ]
@@ -210,7 +212,8 @@ class _Search:
         """Text of the view, without messages that are whole in it: these are no candidates."""
         shapes, history, reader = dict(self._cycle.kept), self._history, self._plan.reader
         left = (
-            apply_shape(history.messages[at], history.readings[at], shapes[at], self._counter) for at in self._abridged
+            apply_shape(history.messages[index], history.readings[index], shapes[index], self._counter)
+            for index in self._abridged
         )
         abridged = [item.text for message in left if message is not None for item in reader.one(message).items]
         return "\n".join((self._cycle.note, self._cycle.quotes, *self._said, *abridged))
@@ -229,23 +232,23 @@ class _Search:
         """Tokens of those of the best messages that contain the subject of the prompt, by position."""
         candidates = self._quotable(best[:NEAREST])
         relevance = Relevance(self._index, Question.of(self.prompt), floor=0)
-        held = [relevance.held(one.text) for one in candidates]
+        held = [relevance.held(passage.text) for passage in candidates]
         shares = [relevance.share(terms) * (len(terms) >= TERMS) for terms in held]
         least = max(ABOUT, TELLING * max(shares, default=0.0))
-        telling = {one.position for one, share in zip(candidates, shares, strict=True) if share >= least}
-        found = Counter[int]()
-        for one in candidates:
-            if one.position in telling:
-                found[one.position] += one.tokens
-        return found
+        telling = {passage.position for passage, share in zip(candidates, shares, strict=True) if share >= least}
+        tokens = Counter[int]()
+        for passage in candidates:
+            if passage.position in telling:
+                tokens[passage.position] += passage.tokens
+        return tokens
 
     def _candidates(self, best: list[int], room: int) -> tuple[list[Passage], bool]:
         """Passages to select from, in order of the conversation, and True if they are spread over all of it."""
         self._index.changes.extend(self._history)
-        found = self._quotable(_first_within(self._plan, best, WIDE * room))
-        if self._question.wide and room * len(found) >= MENTIONS * sum(one.tokens for one in found):
+        candidates = self._quotable(_first_within(self._plan, best, WIDE * room))
+        if self._question.wide and room * len(candidates) >= MENTIONS * sum(passage.tokens for passage in candidates):
             return self._quotable(_first_within(self._plan, spread(best, int), WIDE * room)), True
-        return found, False
+        return candidates, False
 
 
 def _rank(
@@ -256,7 +259,7 @@ def _rank(
     Repeated pieces of tool results are dropped.
     """
     texts = set[str]()
-    pairs = [(one, score) for one, score in zip(candidates, scores, strict=True) if score >= end]
+    pairs = [(passage, score) for passage, score in zip(candidates, scores, strict=True) if score >= end]
     pairs.sort(key=lambda pair: (pair[0].position in first, pair[1]), reverse=True)
     return [pair for pair in pairs if not pair[0].tool or not (pair[0].text in texts or texts.add(pair[0].text))]
 
@@ -271,17 +274,19 @@ def _relevant_in_tool_work(
     two values: that of the passage alone, and that of the passage together with the exchange.
     """
     compared = ranked[:COMPARED]
-    held = [relevance.held(one.text) for one, _ in compared]
+    held = [relevance.held(passage.text) for passage, _ in compared]
     exchanges: defaultdict[int, set[str]] = defaultdict(set)
-    for (one, _), terms in zip(compared, held, strict=True):
-        if one.speaker == "tool":
-            exchanges[one.position] |= terms
+    for (passage, _), terms in zip(compared, held, strict=True):
+        if passage.speaker == "tool":
+            exchanges[passage.position] |= terms
     shares = [
-        (relevance.share(terms) + relevance.share(terms | exchanges.get(one.position, set()))) / 2
-        for (one, _), terms in zip(compared, held, strict=True)
+        (relevance.share(terms) + relevance.share(terms | exchanges.get(passage.position, set()))) / 2
+        for (passage, _), terms in zip(compared, held, strict=True)
     ]
     best = max(shares, default=0.0)
-    of_tools = any(share == best and one.speaker == "tool" for (one, _), share in zip(compared, shares, strict=True))
+    of_tools = any(
+        share == best and passage.speaker == "tool" for (passage, _), share in zip(compared, shares, strict=True)
+    )
     if best < FLOOR:
         return ()
     if not of_tools:
@@ -298,9 +303,9 @@ def _write(
     newer: Mapping[tuple[int, int], tuple[int, int]],
 ) -> str:
     """Select passages and write them fenced, in at most `room` tokens; empty if none fits."""
-    before = accumulate((one.tokens for one, _ in ranked), initial=0)
+    before = accumulate((passage.tokens for passage, _ in ranked), initial=0)
     weighed = [pair for pair, tokens in zip(ranked, before, strict=False) if tokens <= DEEP * room]
-    candidates, ranks = [one for one, _ in weighed], [score for _, score in weighed]
+    candidates, ranks = [passage for passage, _ in weighed], [score for _, score in weighed]
     left = room - counter.text(fence(RECALLED_TITLE, "x")) - 8 - MESSAGE_OVERHEAD
     while left > 0 and (chosen := choose(candidates, left, ranks, wide=wide, newer=newer)):
         text = fence(RECALLED_TITLE, write_quotation(chosen))
@@ -320,8 +325,8 @@ def _first_within(plan: Plan, ranked: list[int], tokens: int) -> list[int]:
     for call, answer in plan.pairing.pairs:
         pairs[call] = pairs.get(call, readings[call].tokens) + pairs.get(answer, readings[answer].tokens)
     left, most = tokens, tokens // WIDE
-    for number, at in enumerate(ranked):
-        size = pairs[at] if at in pairs else readings[at].tokens
+    for number, position in enumerate(ranked):
+        size = pairs[position] if position in pairs else readings[position].tokens
         left -= size if size < most else most
         if left < 0:
             return ranked[:number]

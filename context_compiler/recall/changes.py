@@ -174,7 +174,7 @@ def revisions(text: str) -> Iterator[tuple[str, Revision]]:
     for sentence in sentences(text) if _HINT.search(text) else ():
         if not _HINT.search(sentence):
             continue
-        pair, given, name, never = (
+        pair, found_values, name, never = (
             _FROM.search(sentence),
             values(sentence),
             _NAMES.search(sentence),
@@ -182,14 +182,14 @@ def revisions(text: str) -> Iterator[tuple[str, Revision]]:
         )
         if pair is not None:
             old = pair["old"] or pair["other"] or pair["was"]
-            place = pair.start() if pair["new"] else pair.end()
-            new = next((one for one in given if one.at >= place), None)
+            start = pair.start() if pair["new"] else pair.end()
+            new = next((other for other in found_values if other.at >= start), None)
             if new is not None and re.search(r"\d", old):
                 yield sentence, Revision(new=new, old=_plain(old), about=new.about)
         else:
-            for value in given:
+            for value in found_values:
                 lead = _TO_NUMBER if value.kind == "number" else _TO_DATE
-                alone = sum(value.comparable(one) and not one.aim for one in given) == 1
+                alone = sum(value.comparable(other) and not other.aim for other in found_values) == 1
                 if alone and not (value.aim and value.kind == "number") and lead.search(value.before):
                     yield sentence, Revision(new=value, about=value.about)
         if (taken_back := _AFTER_ALL.search(sentence)) is not None:
@@ -205,19 +205,21 @@ def revises(revision: Revision, sentence: str) -> bool:
     """True if an earlier sentence says something else about the same subject."""
     if revision.never:
         return not _SAYS_NEVER.search(sentence) and any(
-            _contradicts_never(revision, one, sentence) for one in _DID.finditer(sentence)
+            _contradicts_never(revision, value, sentence) for value in _DID.finditer(sentence)
         )
     if revision.new is None:
         there = re.search(rf"(?<!\w){re.escape(revision.old)}(?!\w)", sentence)
         shared = len(revision.about & frozenset(terms(sentence)))
         return there is not None and not sentence.endswith("?") and shared >= min(2, len(revision.about))
-    given, new = values(sentence), revision.new
-    if any(new.comparable(one) and one.text == new.text for one in given):
+    found_values, new = values(sentence), revision.new
+    if any(new.comparable(value) and value.text == new.text for value in found_values):
         return False
-    return any(_replaces(revision, new, one, given, sentence) for one in given if new.comparable(one))
+    return any(
+        _replaces(revision, new, value, found_values, sentence) for value in found_values if new.comparable(value)
+    )
 
 
-def _replaces(revision: Revision, new: Value, old: Value, given: Sequence[Value], sentence: str) -> bool:
+def _replaces(revision: Revision, new: Value, old: Value, others: Sequence[Value], sentence: str) -> bool:
     """True if the value `old` of an earlier sentence is replaced by `new`."""
     shared = (old.about & new.about) - new.unit
     if old.aim and old.kind == "number":
@@ -225,7 +227,7 @@ def _replaces(revision: Revision, new: Value, old: Value, given: Sequence[Value]
     if revision.old:
         same = revision.old == old.text or revision.old.startswith(f"{old.text} ")
         return same and len(shared) + bool((new.unit & old.unit) - _SCALES) >= (1 if new.kind == "number" else 2)
-    if sum(old.comparable(one) and not one.aim for one in given) > 1 or new.names - set(
+    if sum(old.comparable(value) and not value.aim for value in others) > 1 or new.names - set(
         re.findall(r"\w+", sentence.lower())
     ):
         return False
@@ -250,7 +252,7 @@ def sentences(text: str) -> tuple[str, ...]:
     plain = _FENCED.sub(" ", text[:SCANNED])
     edges = [0, *sentence_ends(plain), len(plain)]
     pieces = (plain[start:end].strip() for start, end in zip(edges, edges[1:], strict=False))
-    return tuple(one for one in pieces if 0 < len(one) <= SENTENCE)
+    return tuple(piece for piece in pieces if 0 < len(piece) <= SENTENCE)
 
 
 @lru_cache(maxsize=4_096)
@@ -259,10 +261,10 @@ def values(sentence: str) -> tuple[Value, ...]:
     return tuple(filter(None, (_value(sentence, one) for one in _VALUE.finditer(sentence))))
 
 
-def _value(sentence: str, found: re.Match[str]) -> Value | None:
-    before = re.sub(r"\A\w*", "", sentence[max(0, found.start() - BEFORE - 1) : found.start()])
-    behind = re.sub(r"\w*\Z", "", sentence[found.end() : found.end() + BEHIND + 1])
-    number, unit = found["number"], (found["unit"] or "").strip().lower()
+def _value(sentence: str, match: re.Match[str]) -> Value | None:
+    before = re.sub(r"\A\w*", "", sentence[max(0, match.start() - BEFORE - 1) : match.start()])
+    behind = re.sub(r"\w*\Z", "", sentence[match.end() : match.end() + BEHIND + 1])
+    number, unit = match["number"], (match["unit"] or "").strip().lower()
     units = frozenset[str]()
     if number:
         plain = "$" if number.startswith("$") else "%" if unit in ("%", "percent") else ""
@@ -271,9 +273,9 @@ def _value(sentence: str, found: re.Match[str]) -> Value | None:
             return None
     words = re.findall(r"[A-Za-z][\w'-]*", _VALUE.sub(" ", before))
     return Value(
-        kind="number" if number else "date" if found["date"] else "time",
-        text=_plain(number or found["date"] or found["time"]),
-        at=found.start(),
+        kind="number" if number else "date" if match["date"] else "time",
+        text=_plain(number or match["date"] or match["time"]),
+        at=match.start(),
         unit=units,
         about=_subject_terms(f"{before} {unit} {behind}"),
         near=frozenset([term for word in words for term in sorted(_subject_terms(word))][-NEAR:]),
@@ -356,21 +358,21 @@ class Changes:
     def extend(self, history: History) -> None:
         """Read the messages that were not read yet."""
         unread = range(self._read, len(history))
-        said = [text for at in unread for _, text in _texts(history, at)]
+        said = [text for position in unread for _, text in _texts(history, position)]
         self._texts += len(said)
         self._labelled += sum(_SPEAKER.match(text) is not None for text in said)
-        for at in unread:
-            texts = [(by_user, self._without_speaker(text)) for by_user, text in _texts(history, at)]
+        for position in unread:
+            texts = [(by_user, self._without_speaker(text)) for by_user, text in _texts(history, position)]
             for by_user, text in texts:
                 for sentence, revision in revisions(text):
-                    self._compare(history, at, sentence, revision)
+                    self._compare(history, position, sentence, revision)
                 for sentence in sentences(text):
-                    said = _Said(at, by_user, sentence)
+                    said = _Said(position, by_user, sentence)
                     self._state(said)
                     self._claim(said)
-            words = "\n".join(one for _, text in texts for one in sentences(text))
+            words = "\n".join(piece for _, text in texts for piece in sentences(text))
             for term in frozenset(terms(words)) - _GENERAL:
-                self._messages_with[term].append(at)
+                self._messages_with[term].append(position)
         self._read = len(history)
 
     def _without_speaker(self, text: str) -> str:
@@ -381,19 +383,19 @@ class Changes:
 
     def of(self, position: int, text: str, until: int = sys.maxsize) -> list[Change]:
         """Newest change of each sentence in a text of a message, up to the message at `until`."""
-        found: dict[str, Change] = {}
+        newest_changes: dict[str, Change] = {}
         for change in self.later.get(position, ()):
             if change.sentence in text and change.at <= until:
                 newest = self._newest(change, until)
-                if newest.at >= found.get(change.sentence, newest).at:
-                    found[change.sentence] = newest
-        return [*found.values()]
+                if newest.at >= newest_changes.get(change.sentence, newest).at:
+                    newest_changes[change.sentence] = newest
+        return [*newest_changes.values()]
 
     def _newest(self, change: Change, until: int) -> Change:
         """The change that a chain of changes ends with."""
         own = self.later.get(change.at, ())
-        while after := [one for one in own if one.sentence == change.later and one.at <= until]:
-            last = max(after, key=lambda one: one.at)
+        while after := [later for later in own if later.sentence == change.later and later.at <= until]:
+            last = max(after, key=lambda later: later.at)
             change = change._replace(at=last.at, later=last.later, new=last.new)
             own = self.later.get(change.at, ())
         return change
@@ -405,13 +407,13 @@ class Changes:
 
     def changing(self, positions: Iterable[int]) -> set[int]:
         """Positions of the messages that revise these messages, directly or through other revisions."""
-        found = set[int]()
+        revising = set[int]()
         waiting = [*positions]
         while waiting:
-            later = {change.at for place in waiting for change in self.later.get(place, ())}
-            waiting = [*(later - found)]
-            found |= later
-        return found
+            later = {change.at for position in waiting for change in self.later.get(position, ())}
+            waiting = [*(later - revising)]
+            revising |= later
+        return revising
 
     def _state(self, said: _Said) -> None:
         """Compare the statements of a sentence with earlier ones on the same subject, and keep them."""
@@ -430,7 +432,7 @@ class Changes:
     def _replace(self, earlier: _Said, said: _Said, old: Statement, new: Statement) -> None:
         """Note that a statement has another value now, or that an old value is said again and so counts once more."""
         own = self.later.pop(earlier.at, [])
-        own = [one for one in own if (one.sentence, one.old) != (earlier.sentence, old.written)]
+        own = [change for change in own if (change.sentence, change.old) != (earlier.sentence, old.written)]
         if differs(old.value, new.value):
             own.append(Change(earlier.sentence, said.at, said.sentence, old.written, new.written))
         if own:
@@ -456,14 +458,23 @@ class Changes:
         """True if a term is in no more messages than the square root of the number `read`; others identify nothing."""
         return len(self._messages_with.get(term, ())) ** 2 <= read
 
-    def _compare(self, history: History, at: int, sentence: str, revision: Revision) -> None:
-        sharing = Counter(place for term in sorted(revision.about) for place in self._messages_with.get(term, ()))
+    def _compare(self, history: History, position: int, sentence: str, revision: Revision) -> None:
+        sharing = Counter(
+            candidate for term in sorted(revision.about) for candidate in self._messages_with.get(term, ())
+        )
         if revision.new is not None:
-            sharing.update(place for term in sorted(revision.new.unit) for place in self._messages_with.get(term, ()))
+            sharing.update(
+                candidate for term in sorted(revision.new.unit) for candidate in self._messages_with.get(term, ())
+            )
         compared = EXCHANGE if revision.taken_back else COMPARED
-        for place in sorted(sharing, key=lambda place: (-sharing[place], -place))[:compared]:
-            earlier = [one for _, text in _texts(history, place) for one in sentences(text) if revises(revision, one)]
-            self.later[place] += [Change(one, at, sentence) for one in earlier]
+        for candidate in sorted(sharing, key=lambda candidate: (-sharing[candidate], -candidate))[:compared]:
+            earlier = [
+                earlier_sentence
+                for _, text in _texts(history, candidate)
+                for earlier_sentence in sentences(text)
+                if revises(revision, earlier_sentence)
+            ]
+            self.later[candidate] += [Change(earlier_sentence, position, sentence) for earlier_sentence in earlier]
 
 
 _ENDED = re.compile(
@@ -489,19 +500,19 @@ def with_changes(changes: Changes, position: int, text: str) -> str:
 
 def corrections(changes: Changes, text: str) -> str:
     """Lines with the sentences whose new values a text lacks although it contains the values that they replace."""
-    found: dict[str, None] = {}
-    for change in sorted((one for own in changes.later.values() for one in own), key=lambda one: one.at):
+    lines: dict[str, None] = {}
+    for change in sorted((change for own in changes.later.values() for change in own), key=lambda change: change.at):
         if change.old and not _holds(text, change.new) and _repeats(text, change):
-            found[change.later] = None
-    return "\n".join(f"- changed later: {later}" for later in found)
+            lines[change.later] = None
+    return "\n".join(f"- changed later: {later}" for later in lines)
 
 
 def _repeats(text: str, change: Change) -> bool:
     """True if a sentence of a text contains a replaced value together with half of the words of its subject."""
     about = frozenset(terms(change.sentence)) - frozenset(terms(change.old))
     return any(
-        _holds(one, change.old) and 2 * len(about.intersection(terms(one))) >= len(about)
-        for one in (sentences(text) if _holds(text, change.old) else ())
+        _holds(sentence, change.old) and 2 * len(about.intersection(terms(sentence))) >= len(about)
+        for sentence in (sentences(text) if _holds(text, change.old) else ())
     )
 
 
@@ -539,30 +550,30 @@ def mark_changes(
         The passages with their scores, and the place of the revising passage by the place of the revised one.
     """
     changes.extend(history)
-    if not any(one.position in changes.later for one, _ in ranked):
+    if not any(other.position in changes.later for other, _ in ranked):
         return [*ranked], {}
     newer: dict[Place, Place] = {}
-    found: dict[Place, tuple[Passage, float]] = {}
+    marked: dict[Place, tuple[Passage, float]] = {}
     for passage, score in ranked:
         own = changes.of(passage.position, passage.text, until)
         if own:
-            newest = max(own, key=lambda one: one.at)
-            at, text = newest.at, newest.later
-            turn = _turn(outline, at)
+            newest = max(own, key=lambda other: other.at)
+            position, text = newest.at, newest.later
+            turn = _turn(outline, position)
             price = counter.text(f", changed at turn {turn + 1}") + 1
             passage = replace(
                 passage,
                 changed=turn,
-                outdated=tuple(one.sentence for one in own),
+                outdated=tuple(other.sentence for other in own),
                 tokens=passage.tokens + price,
                 label=passage.label + price,
             )
-            change = next((one for one, _ in ranked if one.position == at and text in one.text), None)
-            change = change or next((one for one in quote(at) if text in one.text), None)
+            change = next((other for other, _ in ranked if other.position == position and text in other.text), None)
+            change = change or next((other for other in quote(position) if text in other.text), None)
             if change is not None:
                 newer[passage.place] = change.place
-                kept, best = found.get(change.place, (change, score))
-                found[change.place] = kept, max(best, score)
-        if passage.place not in found or own:
-            found[passage.place] = passage, max(score, found.get(passage.place, (passage, score))[1])
-    return [*found.values()], newer
+                kept, best = marked.get(change.place, (change, score))
+                marked[change.place] = kept, max(best, score)
+        if passage.place not in marked or own:
+            marked[passage.place] = passage, max(score, marked.get(passage.place, (passage, score))[1])
+    return [*marked.values()], newer

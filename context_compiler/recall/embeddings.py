@@ -56,22 +56,24 @@ class Likeness:
         if outcome.value is None:
             LOG.warning("context_compiler: the embedder failed (%s); ranked by words", type(outcome.error).__name__)
             return list(ranked)
-        found = [0.0] * len(candidates)
+        combined = [0.0] * len(candidates)
         for scores, floor in ((ranked, 0.0), (outcome.value, CLOSE)):
-            order = sorted((at for at, score in enumerate(scores) if score > floor), key=lambda at: -scores[at])
-            for place, at in enumerate(order, 1):
-                found[at] += 1 / (DAMPING + place)
-        return found
+            order = sorted(
+                (index for index, score in enumerate(scores) if score > floor), key=lambda index: -scores[index]
+            )
+            for rank, index in enumerate(order, 1):
+                combined[index] += 1 / (DAMPING + rank)
+        return combined
 
     async def _cosines(self, question: str, candidates: Sequence[Passage], ranked: Sequence[float]) -> list[float]:
-        wanted = sorted(range(len(candidates)), key=lambda at: (-ranked[at], -at))[:EMBEDDED]
-        await self._embed([candidates[at].text for at in wanted])
+        wanted = sorted(range(len(candidates)), key=lambda index: (-ranked[index], -index))[:EMBEDDED]
+        await self._embed([candidates[index].text for index in wanted])
         query = _unit((await self._embedder.embed_query(question)).embeddings[0])
-        found = [0.0] * len(candidates)
-        for at in wanted:
-            known = self._known.get(_key(candidates[at].text))
-            found[at] = sum(map(float.__mul__, query, known)) if known is not None else 0.0
-        return found
+        cosines = [0.0] * len(candidates)
+        for index in wanted:
+            vector = self._known.get(_key(candidates[index].text))
+            cosines[index] = sum(map(float.__mul__, query, vector)) if vector is not None else 0.0
+        return cosines
 
     async def _embed(self, texts: Sequence[str]) -> None:
         """Embed the texts whose vectors are not cached."""

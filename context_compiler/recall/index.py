@@ -149,17 +149,17 @@ class Index:
 
         A name belongs to the speaker whom the other one addresses by it.
         """
-        found: dict[str, int] = {}
+        speakers: dict[str, int] = {}
         for name in sorted(names):
             for called, times in self.called.items():
                 if called[:3] != name[:3] or not _same_name(name, called):
                     continue
                 by_user, by_assistant = times[USER], times[ASSISTANT]
                 if by_user >= max(OFTEN, MOSTLY * by_assistant):
-                    found[name] = ASSISTANT
+                    speakers[name] = ASSISTANT
                 elif by_assistant >= max(OFTEN, MOSTLY * by_user):
-                    found[name] = USER
-        return found
+                    speakers[name] = USER
+        return speakers
 
     def _add(self, position: int, reading: Reading) -> None:
         day = reading.day
@@ -170,25 +170,25 @@ class Index:
         self.speakers.append(NOBODY)
         self.cues.append(0)
         self.sessions.append(len(self.days) - 1)
-        found: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
         for item in reading.items:
             speaker = _SPEAKERS.get(item.kind, NOBODY)
             if item.mark is not None or speaker == NOBODY:
                 continue
-            at = self._place(position, item)
+            home = self._place(position, item)
             answer = answer_text(item)
             speaker, text = (ASSISTANT, answer) if answer else (speaker, item.text)
             if speaker != TOOL and len(text) <= WIDTH:
                 own = passage_terms(text.strip())  # the message is one passage, whose terms are counted only once
             else:
                 own = Counter(term for piece in _scanned(item, answer) for term in terms(piece))
-            found[at].update(own)
-            if self.speakers[at] in (NOBODY, TOOL):
-                self.speakers[at] = speaker
-            self._note(at, speaker, text, own.total())
-        for at, own in found.items():
+            counts[home].update(own)
+            if self.speakers[home] in (NOBODY, TOOL):
+                self.speakers[home] = speaker
+            self._note(home, speaker, text, own.total())
+        for home, own in counts.items():
             for term, times in own.items():
-                self.posts.setdefault(term, array("I")).extend((at, times))
+                self.posts.setdefault(term, array("I")).extend((home, times))
         self.excess.append(min(MAX_EXCESS, max(0.0, log1p(self.costs[position]) - USUAL)))
 
     def _place(self, position: int, item: Item) -> int:
@@ -199,24 +199,24 @@ class Index:
         if item.kind is not Kind.CALL:
             calls = self._calls.get(key)
             return calls.pop() if calls else position
-        known = self._calls.get(key)
-        self._calls[key] = [*known, position] if known and known[0] == position else [position]
+        earlier = self._calls.get(key)
+        self._calls[key] = [*earlier, position] if earlier and earlier[0] == position else [position]
         return position
 
-    def _note(self, at: int, speaker: int, text: str, size: int) -> None:
+    def _note(self, position: int, speaker: int, text: str, size: int) -> None:
         """Update the statistics of a message and its speaker with one part of `size` terms."""
-        self.saying += size > 0 and not self.sizes[at]
-        self.sizes[at] += size
+        self.saying += size > 0 and not self.sizes[position]
+        self.sizes[position] += size
         self.total += size
         if speaker == TOOL:
             return
-        self.costs[at] += size
+        self.costs[position] += size
         for name in _CALLED.findall(text[:SCANNED]):
             self.called[name][speaker] += 1
         if size <= BRIEF:
-            self.cues[at] |= sum(flag for flag, naming in _NAMING if naming.search(text))
+            self.cues[position] |= sum(flag for flag, naming in _NAMING if naming.search(text))
         if speaker == USER and size <= SHORT_MESSAGE:
-            self.cues[at] |= STANDING * bool(instruction_sentences(text)) | PREFERENCE * bool(_LIKES.search(text))
+            self.cues[position] |= STANDING * bool(instruction_sentences(text)) | PREFERENCE * bool(_LIKES.search(text))
 
 
 _SPEAKERS = {
@@ -247,7 +247,7 @@ _kept = Memo[str, Index](ROOM, weigh=lambda index: min(len(index) + index.total,
 
 def index_of(history: History) -> Index:
     """Index of a history; extends a cached index of its longest known prefix, if there is one."""
-    index = next((one for name in reversed(history.ids) if (one := _kept.take(name)) is not None), None) or Index()
+    index = next((kept for name in reversed(history.ids) if (kept := _kept.take(name)) is not None), None) or Index()
     index.extend(history)
     if index.tip is not None:
         _kept.keep(index.tip, index)

@@ -100,12 +100,14 @@ class OtherConversations:
     def take(self, news: Sequence[News], alive: Mapping[int, Name]) -> None:
         """Index new messages, and remove every conversation that is not in `alive`."""
         with self._lock:
-            for gone in [number for number, one in self._all.items() if alive.get(number) != one.name]:
+            for gone in [
+                number for number, conversation in self._all.items() if alive.get(number) != conversation.name
+            ]:
                 self._forget(gone)
-            for one in news:
-                if not one.goes_on:
-                    self._forget(one.number)
-                self._extend(one)
+            for conversation in news:
+                if not conversation.goes_on:
+                    self._forget(conversation.number)
+                self._extend(conversation)
 
     def best(self, question: Question, session: str) -> list[tuple[float, Mention]]:
         """Pieces that answer a question, with their scores, best first; ties to the later one.
@@ -118,37 +120,39 @@ class OtherConversations:
             }
             unknown = len(question.terms) - len(weights)
             whole = sum(weights.values()) * (1 + unknown / (2 * max(1, len(weights))))
-            found: list[tuple[float, Mention]] = []
-            for one in self._all.values():
-                if one.name[0] != session:
-                    found += self._score(one, weights, whole)
-        return sorted(found, key=lambda pair: (-pair[0], (-pair[1].place[0], -pair[1].place[1])))
+            scored: list[tuple[float, Mention]] = []
+            for conversation in self._all.values():
+                if conversation.name[0] != session:
+                    scored += self._score(conversation, weights, whole)
+        return sorted(scored, key=lambda pair: (-pair[0], (-pair[1].place[0], -pair[1].place[1])))
 
-    def _score(self, one: _Conversation, weights: Mapping[str, float], whole: float) -> Iterator[tuple[float, Mention]]:
+    def _score(
+        self, conversation: _Conversation, weights: Mapping[str, float], whole: float
+    ) -> Iterator[tuple[float, Mention]]:
         held: dict[int, float] = {}
         for term, weight in weights.items():
-            for at in one.posts.get(term, ()):
-                held[at] = held.get(at, 0.0) + weight
-        for at, weight in held.items():
+            for number in conversation.posts.get(term, ()):
+                held[number] = held.get(number, 0.0) + weight
+        for number, weight in held.items():
             if weight / whole >= FLOOR:
-                yield min(1.0, weight / whole), one.mentions[at]
+                yield min(1.0, weight / whole), conversation.mentions[number]
 
     def _forget(self, number: int) -> None:
         gone = self._all.pop(number, None)
         if gone is not None:
             self._spread.subtract({term: len(places) for term, places in gone.posts.items()})
             self._pieces -= len(gone.mentions)
-            self.size -= sum(len(one.text) for one in gone.mentions)
+            self.size -= sum(len(mention.text) for mention in gone.mentions)
 
     def _extend(self, news: News) -> None:
-        one = self._all.setdefault(news.number, _Conversation(news.name, news.tip))
-        one.tip = news.tip
+        conversation = self._all.setdefault(news.number, _Conversation(news.name, news.tip))
+        conversation.tip = news.tip
         for body in news.bodies:
             for day, speaker, text in message_pieces(body):
-                at = len(one.mentions)
-                one.mentions.append(Mention(news.name[0], day, speaker, text, (news.number, at)))
+                number = len(conversation.mentions)
+                conversation.mentions.append(Mention(news.name[0], day, speaker, text, (news.number, number)))
                 for term in set(terms(text)):
-                    one.posts.setdefault(term, []).append(at)
+                    conversation.posts.setdefault(term, []).append(number)
                     self._spread[term] += 1
                 self._pieces += 1
                 self.size += len(text)
@@ -170,7 +174,9 @@ def message_pieces(body: bytes) -> Iterator[tuple[str, str, str]]:
 
 def _texts(content: object) -> Iterator[str]:
     """Texts of a part's content, which may be a string or a list of texts and files."""
-    for one in cast("list[object]", content) if isinstance(content, list) else [content]:
-        text = cast("dict[str, object]", one).get("content") if isinstance(one, dict) else one
-        if isinstance(text, str) and not (isinstance(one, dict) and cast("dict[str, object]", one).get("media_type")):
+    for piece in cast("list[object]", content) if isinstance(content, list) else [content]:
+        text = cast("dict[str, object]", piece).get("content") if isinstance(piece, dict) else piece
+        if isinstance(text, str) and not (
+            isinstance(piece, dict) and cast("dict[str, object]", piece).get("media_type")
+        ):
             yield text

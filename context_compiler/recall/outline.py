@@ -91,7 +91,7 @@ def phases(
 def _user_turns(
     history: History, outline: Outline, out: Collection[int], changes: Changes, rules: Sequence[str]
 ) -> list[_UserTurn]:
-    found: list[_UserTurn] = []
+    user_turns: list[_UserTurn] = []
     for turn in outline.turns:
         if turn.start not in out or turn.index < 0:
             continue
@@ -101,8 +101,8 @@ def _user_turns(
             text = text.replace(sentence, "")
         own = Counter(word for word in words(text) if _is_distinctive(word))
         day = history.readings[turn.start].day
-        found.append(_UserTurn(turn=turn.index, day=day, opening=one_line(text, OPENING), words=own))
-    return found
+        user_turns.append(_UserTurn(turn=turn.index, day=day, opening=one_line(text, OPENING), words=own))
+    return user_turns
 
 
 def _is_distinctive(word: str) -> bool:
@@ -114,23 +114,23 @@ def _gaps(turns: Sequence[_UserTurn]) -> list[int]:
     """Positions at which a phase may begin, least cohesion first; ties to the earlier one."""
     depths = [
         (
-            _cohesion(turns[max(0, at - PHASE_TURNS) : at], turns[at : at + PHASE_TURNS])
-            - NEW_DAY * _new_day(turns, at),
-            at,
+            _cohesion(turns[max(0, index - PHASE_TURNS) : index], turns[index : index + PHASE_TURNS])
+            - NEW_DAY * _new_day(turns, index),
+            index,
         )
-        for at in range(PHASE_TURNS, len(turns) - PHASE_TURNS + 1)
+        for index in range(PHASE_TURNS, len(turns) - PHASE_TURNS + 1)
     ]
-    return [at for _, at in sorted(depths)]
+    return [index for _, index in sorted(depths)]
 
 
 def _split_phases(turns: Sequence[_UserTurn], gaps: Sequence[int], wanted: int) -> list[Sequence[_UserTurn]]:
     """Split turns into at most `wanted` phases of at least `PHASE_TURNS` turns each."""
     cuts: list[int] = []
-    for at in gaps:
+    for index in gaps:
         if len(cuts) + 1 == wanted:
             break
-        if all(abs(at - other) >= PHASE_TURNS for other in cuts):
-            cuts.append(at)
+        if all(abs(index - other) >= PHASE_TURNS for other in cuts):
+            cuts.append(index)
     edges = [0, *sorted(cuts), len(turns)]
     return [turns[start:stop] for start, stop in zip(edges, edges[1:], strict=False)]
 
@@ -141,9 +141,9 @@ def _new_day(turns: Sequence[_UserTurn], at: int) -> bool:
 
 def _cohesion(before: Sequence[_UserTurn], after: Sequence[_UserTurn]) -> float:
     """Cosine similarity of the word counts of two groups of turns."""
-    one, other = _word_counts(before), _word_counts(after)
-    both = sum(times * other[word] for word, times in one.items())
-    sizes = sqrt(sum(times * times for times in one.values()) * sum(times * times for times in other.values()))
+    earlier, other = _word_counts(before), _word_counts(after)
+    both = sum(times * other[word] for word, times in earlier.items())
+    sizes = sqrt(sum(times * times for times in earlier.values()) * sum(times * times for times in other.values()))
     return both / sizes if sizes else 0.0
 
 
@@ -158,12 +158,12 @@ def _distinctive_words(parts: Sequence[Sequence[_UserTurn]]) -> list[list[str]]:
     """Most distinctive words of each phase, best first by tf-idf; ties in alphabetical order."""
     counts = [_word_counts(part) for part in parts]
     spread = Counter(word for count in counts for word in count)
-    found: list[list[str]] = []
+    by_phase: list[list[str]] = []
     for count in counts:
         weights = {word: times * log((1 + len(parts)) / spread[word]) for word, times in count.items()}
         best = sorted((word for word in weights if weights[word] > 0), key=lambda word: (-weights[word], word))
-        found.append(best[:DISTINCTIVE_WORDS])
-    return found
+        by_phase.append(best[:DISTINCTIVE_WORDS])
+    return by_phase
 
 
 def _phase_line(part: Sequence[_UserTurn], distinctive: Sequence[str]) -> str:
@@ -172,4 +172,4 @@ def _phase_line(part: Sequence[_UserTurn], distinctive: Sequence[str]) -> str:
     days = f"{first.day} to {last.day}" if first.day != last.day else first.day
     label = " · ".join(filter(None, (turns, days)))
     about = f" ({', '.join(distinctive)})" if distinctive else ""
-    return f"[{label}] {next((one.opening for one in part if one.opening), '')}{about}"
+    return f"[{label}] {next((turn.opening for turn in part if turn.opening), '')}{about}"

@@ -146,23 +146,26 @@ def passages(
     starts = outline.starts
     exchanges = _exchanges(history, set(wanted), results=bears is not None)
     price, names, readings = _price(counter), history.ids, history.readings
-    found: list[Passage] = []
+    pieces: list[Passage] = []
     turn, stop, last = 0, 0, len(history)
     for position in wanted:
         if position >= stop:
-            at = bisect_right(starts, position)
-            turn, stop = outline.turns[at - 1].index, starts[at] if at < len(starts) else last
+            turns_begun = bisect_right(starts, position)
+            turn, stop = (
+                outline.turns[turns_begun - 1].index,
+                starts[turns_begun] if turns_begun < len(starts) else last,
+            )
         reading = readings[position]
         if reading.exchanges:
-            found += _of_message(history, position, turn, exchanges, price, bears)
+            pieces += _of_message(history, position, turn, exchanges, price, bears)
         else:
             key = (id(counter), names[position], turn, reading.day)
             kept = _known.get(key)
             if kept is None:
                 kept = counter, _of_message(history, position, turn, exchanges, price)
                 _known.keep(key, kept)
-            found += kept[1]
-    return tuple(found)
+            pieces += kept[1]
+    return tuple(pieces)
 
 
 _known: Memo[tuple[int, str, int, str], tuple[TokenCounter, tuple[Passage, ...]]] = Memo(
@@ -173,11 +176,15 @@ _known: Memo[tuple[int, str, int, str], tuple[TokenCounter, tuple[Passage, ...]]
 
 def new_passages(candidates: Iterable[Passage], *shown: str) -> list[Passage]:
     """Filter passages for those whose text is not part of any of the texts `shown`."""
-    found = [*candidates]
+    left = [*candidates]
     for text in shown:
         runs = _shown.get_or_make(text, lambda text=text: _runs(text))
-        found = [one for one in found if not (runs.issuperset(_opening(one.text)) and one.text.strip() in text)]
-    return found
+        left = [
+            passage
+            for passage in left
+            if not (runs.issuperset(_opening(passage.text)) and passage.text.strip() in text)
+        ]
+    return left
 
 
 _shown: Memo[str, frozenset[Hashable]] = Memo(MAX_RUNS, len)
@@ -209,20 +216,20 @@ def _of_message(
 ) -> tuple[Passage, ...]:
     """Quotable passages of one message."""
     message, order = history.messages[position], 0
-    found: list[Passage] = []
-    for at, (part, item) in enumerate(zip(separate_parts(message), history.readings[position].items, strict=True)):
-        exchange, date = exchanges.get((position, at)), _day(part, message)
+    pieces_of_message: list[Passage] = []
+    for index, (part, item) in enumerate(zip(separate_parts(message), history.readings[position].items, strict=True)):
+        exchange, date = exchanges.get((position, index)), _day(part, message)
         pieces = result_pieces(exchange.result) if exchange is not None and bears is not None else ()
         heaviest = _heaviest(pieces, bears) if bears is not None else []
         speaker, texts = _quotable_pieces(item, (exchange.call if heaviest else exchange.line) if exchange else "")
         for number, text in enumerate(texts):
-            found.append(price.of(position, order + number, turn, date, speaker, text, number == 0))
+            pieces_of_message.append(price.of(position, order + number, turn, date, speaker, text, number == 0))
         order += len(texts) + 1
         for number in heaviest:
             tool = _tool_name(exchange.tool if exchange else "")
-            found.append(price.of(position, order + number, turn, date, "tool", pieces[number], True, tool))
+            pieces_of_message.append(price.of(position, order + number, turn, date, "tool", pieces[number], True, tool))
         order += len(pieces) + 1 if pieces else 0
-    return tuple(found)
+    return tuple(pieces_of_message)
 
 
 def _heaviest(pieces: Sequence[str], bears: Judge) -> list[int]:
@@ -265,9 +272,9 @@ def answer_text(item: Item) -> str:
     """Text of a final answer that was given through an output tool; empty for anything else."""
     if item.kind is not Kind.CALL or not (item.tool or "").startswith(OUTPUT) or len(item.text) > PARSED:
         return ""
-    given = parse_arguments(item.text) or {}
-    texts = [plain_text(value) for value in given.values()]
-    named = [f"{name}: {text}" for name, text in zip(given, texts, strict=True)]
+    arguments = parse_arguments(item.text) or {}
+    texts = [plain_text(value) for value in arguments.values()]
+    named = [f"{name}: {text}" for name, text in zip(arguments, texts, strict=True)]
     return "\n".join(named if len(texts) > 1 else texts)
 
 
@@ -284,7 +291,7 @@ def text_pieces(text: str) -> Iterator[str]:
     start = 0
     while len(text) - start > WIDTH:
         window = text[start : start + WIDTH]
-        ends = (max(sentence_ends(window, at), default=0) for at in (WIDTH - TAIL, 0))
+        ends = (max(sentence_ends(window, least), default=0) for least in (WIDTH - TAIL, 0))
         size = next(filter(None, ends), window.rfind(" ") + 1)
         end = start + size if size else character_boundary(text, start + WIDTH, -1)
         yield text[start:end]
@@ -303,12 +310,12 @@ _results: Memo[str, tuple[str, ...]] = Memo(
 
 def result_pieces(text: str) -> tuple[str, ...]:
     """Pieces of a tool result; of a very long one only the two ends are split."""
-    known = _results.get(text)
-    if known is None:
+    pieces = _results.get(text)
+    if pieces is None:
         ends = (text,) if len(text) <= 2 * SCANNED else (text[:SCANNED], text[-SCANNED:])
-        known = tuple(piece for end in ends for piece in _result_rows(_escape_labels(TERMINAL.sub("", end).strip())))
-        _results.keep(text, known)
-    return known
+        pieces = tuple(piece for end in ends for piece in _result_rows(_escape_labels(TERMINAL.sub("", end).strip())))
+        _results.keep(text, pieces)
+    return pieces
 
 
 def _result_rows(text: str) -> Iterator[str]:
@@ -368,23 +375,23 @@ def _exchanges(history: History, wanted: set[int], *, results: bool) -> dict[tup
     With `results`, a call gets its outcome even if the result is in a message that is not wanted.
     """
     readings = history.readings
-    found = {
-        (position, at): _Exchange(call_line(item.tool or "tool", item.text), item.tool or "tool")
+    exchanges = {
+        (position, index): _Exchange(call_line(item.tool or "tool", item.text), item.tool or "tool")
         for position in wanted
-        for at, item in enumerate(readings[position].items if readings[position].exchanges else ())
+        for index, item in enumerate(readings[position].items if readings[position].exchanges else ())
         if item.kind is Kind.CALL and item.call_id is not None
     }
     any_calls = any(readings[position].exchanges for position in wanted)
-    for (position, at), call in calls_of_results(readings if any_calls else ()):
-        item = readings[position].items[at]
+    for (position, index), call in calls_of_results(readings if any_calls else ()):
+        item = readings[position].items[index]
         if (item.tool or "").startswith(OUTPUT):
             continue
-        if call in found and (results or position in wanted):
-            found[call].outcome, found[call].result = outcome_line(item.text, failed=item.failed), item.text
+        if call in exchanges and (results or position in wanted):
+            exchanges[call].outcome, exchanges[call].result = outcome_line(item.text, failed=item.failed), item.text
         elif position in wanted:
             name = one_line(item.tool or "tool", 64)
-            found[position, at] = _Exchange(name, name, outcome_line(item.text, failed=item.failed), item.text)
-    return found
+            exchanges[position, index] = _Exchange(name, name, outcome_line(item.text, failed=item.failed), item.text)
+    return exchanges
 
 
 def _day(part: Any, message: Any) -> str:
@@ -461,8 +468,8 @@ def _label(passage: Passage, before: Passage | None, numbered: bool) -> str:
         return f"[turn {passage.turn + 1}{f' · {passage.date}' if passage.date else ''} · {who}]"
     number = f"{passage.turn + 1} " if numbered else ""
     if before.date != passage.date:
-        known = passage.date and before.date[:4] == passage.date[:4]
-        return f"[{number}{_in_year(passage.date) if known else passage.date or UNDATED} {who}]"
+        same_year = passage.date and before.date[:4] == passage.date[:4]
+        return f"[{number}{_in_year(passage.date) if same_year else passage.date or UNDATED} {who}]"
     number = number if before.turn != passage.turn else ""
     return f"[{number}{who}]" if number or before.who != who else ""
 
@@ -479,11 +486,11 @@ class Quotation:
 
     def take(self, index: int) -> bool:
         """Take a candidate if it fits; True if it was taken."""
-        at = bisect_left(self._taken, index)
-        cost = self._cost(index, at)
+        slot = bisect_left(self._taken, index)
+        cost = self._cost(index, slot)
         if cost > self.left:
             return False
-        self._taken.insert(at, index)
+        self._taken.insert(slot, index)
         self.left -= cost
         return True
 
@@ -491,12 +498,12 @@ class Quotation:
         """True if a candidate would fit."""
         return self._cost(index, bisect_left(self._taken, index)) <= self.left
 
-    def _cost(self, index: int, at: int) -> int:
-        """Tokens that a candidate adds as the `at`-th of those taken, including the change in the line after it."""
-        passage, before = self.candidates[index], self.candidates[self._taken[at - 1]] if at else None
+    def _cost(self, index: int, slot: int) -> int:
+        """Tokens that a candidate adds as the `slot`-th of those taken, including the change in the line after it."""
+        passage, before = self.candidates[index], self.candidates[self._taken[slot - 1]] if slot else None
         cost = passage.cost_after(before, numbered=self._numbered)
-        if at < len(self._taken):
-            after = self.candidates[self._taken[at]]
+        if slot < len(self._taken):
+            after = self.candidates[self._taken[slot]]
             cost += after.cost_after(passage, numbered=self._numbered)
             cost -= after.cost_after(before, numbered=self._numbered)
         return cost

@@ -156,12 +156,12 @@ class Question:
         )
 
 
-def _date(found: re.Match[str]) -> str:
+def _date(match: re.Match[str]) -> str:
     """Format a matched date as YYYY-MM-DD, or MM-DD if it has no year."""
-    month = (found["month"] or found["named"]).lower()[:3]
+    month = (match["month"] or match["named"]).lower()[:3]
     number = 1 + [name[:3] for name in _MONTHS].index(month)
-    year = f"{found['year']}-" if found["year"] else ""
-    return f"{year}{number:02}-{int(found['day'] or found['on']):02}"
+    year = f"{match['year']}-" if match["year"] else ""
+    return f"{year}{number:02}-{int(match['day'] or match['on']):02}"
 
 
 class Pending(NamedTuple):
@@ -185,20 +185,20 @@ def pending_question(history: History, counter: TokenCounter) -> Pending | None:
     that anything could come before.
     """
     added, newest = list[str](), None
-    for at in reversed(range(len(history))):
-        reading = history.readings[at]
+    for position in reversed(range(len(history))):
+        reading = history.readings[position]
         if not reading.has_prompt:
             continue
-        if not continues_run(history, at):
+        if not continues_run(history, position):
             prompt = question_text(reading)
             asking = asking_part(prompt, counter)
             if not added:
-                return Pending(at, prompt)
+                return Pending(position, prompt)
             asked = [asking, *added] if asks(asking, counter, strict=True) else added
-            return Pending(at if newest is None else newest, "\n".join(asked))
-        if found := [text for text in _texts(reading) if asks(text, counter, strict=True)]:
-            added = [*found, *added]
-            newest = at if newest is None and is_prompt(history, at) else newest
+            return Pending(position if newest is None else newest, "\n".join(asked))
+        if questions := [text for text in _texts(reading) if asks(text, counter, strict=True)]:
+            added = [*questions, *added]
+            newest = position if newest is None and is_prompt(history, position) else newest
     last = prompt_at(history) if newest is None else newest
     if last is None:
         return None

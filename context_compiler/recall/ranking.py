@@ -76,37 +76,37 @@ class Asked:
         """
         posts, size = self.index.posts, len(self.index)
         names = frozenset(term for name in self.people for term in terms(name))
-        known = sorted((len(posts[term]) // 2, term) for term in self.question.terms - names if term in posts)
-        if len(known) > MAX_TERMS:
-            known = [(spread, term) for spread, term in known if posts[term][0] < self.stop]
-        work = accumulate(spread for spread, _ in known)
+        spreads = sorted((len(posts[term]) // 2, term) for term in self.question.terms - names if term in posts)
+        if len(spreads) > MAX_TERMS:
+            spreads = [(spread, term) for spread, term in spreads if posts[term][0] < self.stop]
+        work = accumulate(spread for spread, _ in spreads)
         return {
             term: idf(size, spread)
-            for (spread, term), done in zip(known[:MAX_TERMS], work, strict=False)
+            for (spread, term), done in zip(spreads[:MAX_TERMS], work, strict=False)
             if done <= WORK or done == spread
         }
 
     @cached_property
     def postings(self) -> list[tuple[float, list[tuple[int, int]]]]:
         """Idf, and pairs of position and frequency, of each wanted term."""
-        found: list[tuple[float, list[tuple[int, int]]]] = []
+        weighted: list[tuple[float, list[tuple[int, int]]]] = []
         for term, weight in self.wanted.items():
             flat = iter(self.index.posts[term])
             pairs = [pair for pair in zip(flat, flat, strict=True) if pair[0] < self.stop and pair[0] != self.without]
-            found.append((weight, pairs))
-        return found
+            weighted.append((weight, pairs))
+        return weighted
 
     @cached_property
     def words(self) -> list[float]:
         """BM25 of each message."""
-        index, found = self.index, [0.0] * self.stop
+        index, scores = self.index, [0.0] * self.stop
         base, slope, giant, sizes = K1 * (1 - B), K1 * B / index.average, GIANT * index.average, index.sizes
         damping = {size: base + slope * min(size, giant) for size in set(sizes)}
         for weight, pairs in self.postings:
             most = weight * (K1 + 1)
-            for at, times in pairs:
-                found[at] += most * times / (times + damping[sizes[at]])
-        return found
+            for position, times in pairs:
+                scores[position] += most * times / (times + damping[sizes[position]])
+        return scores
 
     @cached_property
     def around(self) -> list[float]:
@@ -122,28 +122,30 @@ class Asked:
         """BM25 of the three parts of `STRETCH` messages around each message."""
         before = [0, *accumulate(self.index.sizes[: self.stop])]
         starts = range(0, self.stop, STRETCH)
-        sizes = [before[min(self.stop, at + 2 * STRETCH)] - before[max(0, at - STRETCH)] for at in starts]
-        found = self._bm25_of_groups(sizes, STRETCH, 1)
-        return [found[at // STRETCH] for at in range(self.stop)]
+        sizes = [
+            before[min(self.stop, position + 2 * STRETCH)] - before[max(0, position - STRETCH)] for position in starts
+        ]
+        scores = self._bm25_of_groups(sizes, STRETCH, 1)
+        return [scores[position // STRETCH] for position in range(self.stop)]
 
     def _bm25_of_groups(self, sizes: Sequence[int], part: int, reach: int) -> list[float]:
         """BM25 of groups of messages, each taken as one document: a part of `part` messages with `reach` on each side.
 
         `sizes` has the terms of each group.
         """
-        count, found = len(sizes), [0.0] * len(sizes)
+        count, scores = len(sizes), [0.0] * len(sizes)
         average = sum(sizes) / (count or 1) or 1.0
         base, slope, giant = K1 * (1 - B), K1 * B / average, GIANT * average
         for weight, pairs in self.postings:
             often: dict[int, int] = {}
-            for at, times in pairs:
-                own = at // part
+            for position, times in pairs:
+                own = position // part
                 for group in range(own - reach if own > reach else 0, min(count, own + reach + 1)):
                     often[group] = often.get(group, 0) + times
             most = weight * (K1 + 1)
             for group, times in often.items():
-                found[group] += most * times / (times + base + slope * min(sizes[group], giant))
-        return found
+                scores[group] += most * times / (times + base + slope * min(sizes[group], giant))
+        return scores
 
     @cached_property
     def days(self) -> list[float]:
@@ -241,7 +243,9 @@ def rank(index: Index, question: Question, candidates: Sequence[Passage]) -> lis
 
     Messages after the last candidate, such as the question itself, are ignored.
     """
-    return Ranking(index, question, 1 + max((one.position for one in candidates), default=-1)).passages(candidates)
+    return Ranking(index, question, 1 + max((passage.position for passage in candidates), default=-1)).passages(
+        candidates
+    )
 
 
 class Ranking:
@@ -278,12 +282,12 @@ class Ranking:
         """
         if not self._found:
             return [0.0] * len(candidates)
-        found = [self._raw[one.position] for one in candidates]
-        best = nlargest(CLOSE, range(len(found)), key=found.__getitem__)
-        own = _of_best([self._bm25_of(candidates[at].text) for at in best])
-        for at, value in zip(best, own, strict=True):
-            found[at] += OWN_WORDS * value
-        return found
+        scores = [self._raw[passage.position] for passage in candidates]
+        best = nlargest(CLOSE, range(len(scores)), key=scores.__getitem__)
+        own = _of_best([self._bm25_of(candidates[index].text) for index in best])
+        for index, value in zip(best, own, strict=True):
+            scores[index] += OWN_WORDS * value
+        return scores
 
     def _bm25_of(self, text: str) -> float:
         spoken = passage_terms(text)

@@ -112,39 +112,43 @@ def choose(
         newer: Place of the passage that revises a candidate, by place of the candidate. A candidate is taken only
             beside it.
     """
-    known = {one.place for one in candidates}
-    ready = [at for at, one in enumerate(candidates) if newer.get(one.place, one.place) in known]
+    places_given = {passage.place for passage in candidates}
+    ready = [slot for slot, passage in enumerate(candidates) if newer.get(passage.place, passage.place) in places_given]
     order = sorted(ready, key=[*map(attrgetter("position", "order"), candidates)].__getitem__)
-    quotation = Quotation([candidates[at] for at in order], room)
+    quotation = Quotation([candidates[slot] for slot in order], room)
     parts = parts_of(quotation.candidates)
     answers = max(ranks, default=0.0) > 0
     worth = worths(quotation.candidates, parts, asked=answers)
     prices = _prices(quotation.candidates, parts)
     keys = [-ranks[index] for index in order] if answers else []
-    places = {one.place: at for at, one in enumerate(quotation.candidates)} if newer else {}
+    places = {passage.place: slot for slot, passage in enumerate(quotation.candidates)} if newer else {}
     after = {places[old]: places[newer[old]] for old in places.keys() & newer.keys()}
     if wide and answers:
         _take_mentions(quotation, [ranks[index] for index in order], after)
     answered = set[str]()
-    for at in sorted(range(len(keys)), key=keys.__getitem__):
+    for slot in sorted(range(len(keys)), key=keys.__getitem__):
         if quotation.left < MIN_PASSAGE:
             break
-        text = _wording(quotation.candidates[at].text)
-        if text not in answered and take_beside(quotation, at, after):
+        text = _wording(quotation.candidates[slot].text)
+        if text not in answered and take_beside(quotation, slot, after):
             answered.add(text)
     if quotation.left >= MIN_PASSAGE:
         current = _once(quotation.candidates)
-        _fill(quotation, [one * new / price for one, new, price in zip(worth, current, prices, strict=True)], after)
+        _fill(
+            quotation,
+            [passage * new / price for passage, new, price in zip(worth, current, prices, strict=True)],
+            after,
+        )
     return quotation.passages
 
 
 def _once(ordered: Sequence[Passage]) -> list[float]:
     """Factor by which a passage counts: less if it is outdated or was said often, 0 if the same is said again later."""
     said = [_wording(passage.text) for passage in ordered]
-    times, last = Counter(said), {text: at for at, text in enumerate(said)}
+    times, last = Counter(said), {text: index for index, text in enumerate(said)}
     return [
-        (1 - sum(map(len, one.outdated)) / len(one.text)) / times[text] if last[text] == at else 0.0
-        for at, (one, text) in enumerate(zip(ordered, said, strict=True))
+        (1 - sum(map(len, item.outdated)) / len(item.text)) / times[text] if last[text] == index else 0.0
+        for index, (item, text) in enumerate(zip(ordered, said, strict=True))
     ]
 
 
@@ -155,37 +159,37 @@ def _wording(text: str) -> str:
 
 def spread(ranked: Sequence[T], place: Callable[[T], int]) -> list[T]:
     """Reorder items, given best first, so that the best of each of `STRETCHES` equal parts of the places alternate."""
-    places = [place(one) for one in ranked]
+    places = [place(item) for item in ranked]
     first, extent = min(places, default=0), max(places, default=0) - min(places, default=0) + 1
     taken = [0] * STRETCHES
     rounds: list[int] = []
-    for at in places:
-        stretch = (at - first) * STRETCHES // extent
+    for number in places:
+        stretch = (number - first) * STRETCHES // extent
         rounds.append(taken[stretch])
         taken[stretch] += 1
-    return [ranked[at] for at in sorted(range(len(ranked)), key=rounds.__getitem__)]
+    return [ranked[number] for number in sorted(range(len(ranked)), key=rounds.__getitem__)]
 
 
-def take_beside(quotation: Quotation, at: int, after: Mapping[int, int]) -> bool:
+def take_beside(quotation: Quotation, index: int, after: Mapping[int, int]) -> bool:
     """Take a candidate, and before it the passage that revises it; True if the candidate is new and both fit."""
-    if quotation.has(at):
+    if quotation.has(index):
         return False
-    if at in after and not quotation.has(after[at]):
-        take_beside(quotation, after[at], after)
-    return (at not in after or quotation.has(after[at])) and quotation.take(at)
+    if index in after and not quotation.has(after[index]):
+        take_beside(quotation, after[index], after)
+    return (index not in after or quotation.has(after[index])) and quotation.take(index)
 
 
 def _take_mentions(quotation: Quotation, ranks: Sequence[float], after: Mapping[int, int]) -> None:
     """Take answers spread over the conversation, except those that repeat what is taken already."""
     ordered = quotation.candidates
-    answering = [at for at, rank in enumerate(ranks) if rank >= END * max(ranks)]
-    answering.sort(key=lambda at: FURTHER * ordered[at].order - ranks[at])
+    answering = [index for index, rank in enumerate(ranks) if rank >= END * max(ranks)]
+    answering.sort(key=lambda index: FURTHER * ordered[index].order - ranks[index])
     taken: set[tuple[str, str]] = set()
-    for at in spread(answering, lambda at: ordered[at].turn):
+    for index in spread(answering, lambda index: ordered[index].turn):
         if quotation.left < MIN_PASSAGE:
             break
-        pairs = _pairs(ordered[at])
-        if _novelty(pairs, taken) == 1 and take_beside(quotation, at, after):
+        pairs = _pairs(ordered[index])
+        if _novelty(pairs, taken) == 1 and take_beside(quotation, index, after):
             taken |= pairs
 
 
@@ -195,11 +199,11 @@ def _prices(ordered: Sequence[Passage], parts: Sequence[Part]) -> list[int]:
     The whole message counts because half of it is rarely of use. A passage is priced as if it followed another line of
     the same day: the first of a text with a short label, the others without one.
     """
-    found: dict[Part, int] = {}
+    by_part: dict[Part, int] = {}
     for passage, part in zip(ordered, parts, strict=True):
         price = passage.tokens - (passage.opening + passage.day if passage.first else passage.label)
-        found[part] = found.get(part, 0) + (price if price > 1 else 1)
-    return [*map(found.__getitem__, parts)]
+        by_part[part] = by_part.get(part, 0) + (price if price > 1 else 1)
+    return [*map(by_part.__getitem__, parts)]
 
 
 Part = tuple[int, int]
@@ -262,7 +266,7 @@ def worths(candidates: Sequence[Passage], parts: Sequence[Part], *, asked: bool 
     messages = _messages(candidates, parts, pieces, idf)
     talk = _peer_share(candidates, messages)
     unsaid = {} if asked else dict(idf)
-    found: dict[Part, float] = {}
+    by_part: dict[Part, float] = {}
     for part, message in messages.items():
         wording = message.wording
         sign = BOTH["mass"] * log(1 + message.mass) + wording.slight
@@ -274,8 +278,8 @@ def worths(candidates: Sequence[Passage], parts: Sequence[Part], *, asked: bool 
         if talk > 0:
             sign += talk * _peer_signs(message, messages.get((part[0] - 1, -1)))
             sign += 0 if asked else talk * _unasked_signs(message, unsaid)
-        found[part] = exp(sign)
-    return [*map(found.__getitem__, parts)]
+        by_part[part] = exp(sign)
+    return [*map(by_part.__getitem__, parts)]
 
 
 class _Wording(NamedTuple):
@@ -353,7 +357,7 @@ class _Message(NamedTuple):
 def _messages(
     candidates: Sequence[Passage], parts: Sequence[Part], pieces: Sequence[_Wording], idf: Mapping[str, float]
 ) -> dict[Part, _Message]:
-    found: dict[Part, _Message] = {}
+    by_part: dict[Part, _Message] = {}
     day: str | None = None
     start, count, value = 0, len(candidates), idf.get
     while start < count:
@@ -364,12 +368,12 @@ def _messages(
         speaker, date = last.speaker, last.date
         if stop - start > 1:
             own = candidates[start:stop]
-            wording = _analyze(*[one.text for one in own])
-            speaker = "user" if any([one.speaker == "user" for one in own]) else speaker
-        known = [*filter(None, map(value, wording.words))]
-        found[part] = _Message(speaker, wording, sum(known), len(known), date != day)
+            wording = _analyze(*[passage.text for passage in own])
+            speaker = "user" if any([passage.speaker == "user" for passage in own]) else speaker
+        weights = [*filter(None, map(value, wording.words))]
+        by_part[part] = _Message(speaker, wording, sum(weights), len(weights), date != day)
         day, start = date, stop
-    return found
+    return by_part
 
 
 def _peer_share(candidates: Sequence[Passage], messages: Mapping[Part, _Message]) -> float:

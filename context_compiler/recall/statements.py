@@ -122,73 +122,73 @@ def statements(sentence: str) -> tuple[Statement, ...]:
 
 def _read(words: Sequence[str], opening: int) -> Iterator[Statement]:
     bare = [word.strip(_TRIM).rstrip(".:") for word in words]
-    place, states, announced = 0, opening > 0 and opening < len(words) and len(words) - opening <= 3, False
+    index, states, announced = 0, opening > 0 and opening < len(words) and len(words) - opening <= 3, False
     lowered = [word.lower() for word in bare]
-    while place < len(words):
-        kind, stop = _value(bare, words, place, opening)
-        if kind and states and place:
-            given = " ".join(bare[place:stop])
-            if lowered[place - 1] != "from":
+    while index < len(words):
+        kind, stop = _value(bare, words, index, opening)
+        if kind and states and index:
+            value = " ".join(bare[index:stop])
+            if lowered[index - 1] != "from":
                 ended = words[stop - 1].rstrip("\"'`”’)*")[-1:] in ".,;!:"
                 tail = () if ended else _tail(words, lowered, stop)
                 yield Statement(
-                    subject=frozenset(terms(" ".join(bare[:place]))) - _ANNOUNCING,
+                    subject=frozenset(terms(" ".join(bare[:index]))) - _ANNOUNCING,
                     kind=kind,
-                    value=_normal(kind, given),
+                    value=_normal(kind, value),
                     tail=frozenset(terms(" ".join(tail))) - _ANNOUNCING,
                     announced=announced or not _CUES.isdisjoint(lowered[stop : stop + 3]),
-                    written=given,
+                    written=value,
                 )
-            place = stop
+            index = stop
             continue
-        word = lowered[place]
-        states |= word in _STATES or word in _CHANGES or words[place].endswith(":")
-        states |= place == opening and word in _ASKED_FOR
-        states &= words[place][-1] not in ",;"
+        word = lowered[index]
+        states |= word in _STATES or word in _CHANGES or words[index].endswith(":")
+        states |= index == opening and word in _ASKED_FOR
+        states &= words[index][-1] not in ",;"
         announced |= word in _CUES
-        place = max(stop, place + 1)
+        index = max(stop, index + 1)
 
 
-def _value(bare: Sequence[str], words: Sequence[str], place: int, opening: int) -> tuple[str, int]:
+def _value(bare: Sequence[str], words: Sequence[str], index: int, opening: int) -> tuple[str, int]:
     """Kind of the value that begins at a word, and the place behind it; an empty kind for none."""
-    word, low = bare[place], bare[place].lower()
-    follows = bare[place + 1].lower() if place + 1 < len(bare) else ""
+    word, low = bare[index], bare[index].lower()
+    follows = bare[index + 1].lower() if index + 1 < len(bare) else ""
     if low in _MONTHS and _DAY.fullmatch(follows) and word[:1].isupper():
-        year = place + 2 < len(bare) and re.fullmatch(r"(?:19|20)\d\d", bare[place + 2])
-        return "date", place + (3 if year else 2)
+        year = index + 2 < len(bare) and re.fullmatch(r"(?:19|20)\d\d", bare[index + 2])
+        return "date", index + (3 if year else 2)
     if _DAY.fullmatch(low) and follows in _MONTHS:
-        return "date", place + 2
-    if _ISO.fullmatch(low) or low in _DAYS or (low in _MONTHS and low != "may" and place):
-        return "date", place + 1
+        return "date", index + 2
+    if _ISO.fullmatch(low) or low in _DAYS or (low in _MONTHS and low != "may" and index):
+        return "date", index + 1
     if _CLOCK.fullmatch(low) and (not low.isdigit() or re.fullmatch(r"[ap]\.?m\.?", follows)):
-        return "time", place + (2 if re.fullmatch(r"[ap]\.?m\.?", follows) else 1)
+        return "time", index + (2 if re.fullmatch(r"[ap]\.?m\.?", follows) else 1)
     if _NUMBER.fullmatch(word):
-        return "number", place + 1
+        return "number", index + 1
     if _ID.fullmatch(word):
-        return "id", place + 1
+        return "id", index + 1
     if (
-        place > opening
+        index > opening
         and _NAMED.fullmatch(word)
-        and words[place][0] not in '"“'
+        and words[index][0] not in '"“'
         and low not in ("i", "i'm", "i've", "i'll", "i'd")
     ):
-        stop = place + 1
+        stop = index + 1
         while stop < len(bare) and _NAMED.fullmatch(bare[stop]) and words[stop - 1][-1:] not in ".,;:!)":
             stop += 1
         return "name", stop
-    return "", place + 1
+    return "", index + 1
 
 
 def _tail(words: Sequence[str], lowered: Sequence[str], stop: int) -> Sequence[str]:
     """Words directly behind a value, up to the end of its clause."""
-    found: list[str] = []
-    for place in range(stop, min(stop + TAIL, len(words))):
-        if lowered[place] in _ENDS or words[place] in ("-", "–", "—"):
+    tail: list[str] = []
+    for index in range(stop, min(stop + TAIL, len(words))):
+        if lowered[index] in _ENDS or words[index] in ("-", "–", "—"):
             break
-        found.append(lowered[place])
-        if words[place][-1:] in ".,;:!)":
+        tail.append(lowered[index])
+        if words[index][-1:] in ".,;:!)":
             break
-    return found
+    return tail
 
 
 def _normal(kind: str, value: str) -> str:
