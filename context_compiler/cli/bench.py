@@ -183,15 +183,8 @@ def bench(
 
     def compiler(on_view: Callable[[View], None] | None = None, **settings: Any) -> ContextCompiler:
         chosen = choose_template(template, model="none", vault=vault, system=system)
-        every: dict[str, Any] = {
-            "budget": tokens,
-            "model": "none",
-            "store": None,
-            "system": None,
-            **arguments,
-            **settings,
-        }
-        return ContextCompiler(chosen, on_view=on_view, **every)
+        every: dict[str, Any] = {"budget": tokens, "model": "none", "store": None, "system": None}
+        return ContextCompiler(chosen, on_view=on_view, **(every | arguments | settings))
 
     grid = grid_of(tokens, [arguments["recall"]] if "recall" in arguments else RECALLS)
 
@@ -210,12 +203,8 @@ def bench(
     model = price or _answering_model(conversation.messages)
     verdict = verdict_of(ways[0].sent, tried, model)
     if json:
-        Screen().raw(
-            json_text(
-                figures_document(conversation, reader.read(conversation.messages), ways, tokens, model)
-                | {"verdict": verdict, "said": str(verdict)}
-            )
-        )
+        document = figures_document(conversation, reader.read(conversation.messages), ways, tokens, model)
+        Screen().raw(json_text(document | {"verdict": verdict, "said": str(verdict)}))
     else:
         _print(conversation, reader.read(conversation.messages), ways, tokens, plot, model)
         _print_verdict(verdict, grid)

@@ -447,14 +447,13 @@ class Inspector(Tracer):
         sent = self.trace(db, row, record)
         verdicts, searched = self.verdicts(db, row, sent)
         counts = {verdict: verdicts.count(verdict) for verdict in VERDICTS}
-        named = (
-            range(len(verdicts))
-            if not message
-            else [position for position in range(len(verdicts)) if message == f"m{position}"]
-        )
-        if message and not named:
+        chosen = [
+            position
+            for position, verdict in enumerate(verdicts)
+            if (message == f"m{position}" if message else only in ("", verdict))
+        ]
+        if message and not chosen:
             raise NotFound(f"message={message[:40]!r}: give m0 to m{len(verdicts) - 1}")
-        chosen = [position for position in named if not only or message or verdicts[position] == only]
         pages = Pages(page=page, size=PAGE, total=len(chosen))
         positions = chosen[pages.offset : pages.offset + PAGE]
         bodies, readings = self.read_nodes(db, [sent.raw[position] for position in positions])
