@@ -73,7 +73,6 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
 
     Args:
         template: A template name, a path inside the template folders, or a `Template`.
-        **Size of a request**
         budget: Input tokens per request, a fraction of the window, or `Money`; None is 0.8 of a known window, else
             32,000.
         trigger: Threshold of a compile, in tokens or as a fraction of the budget; None is the template's, else one that
@@ -82,23 +81,19 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         window: The model's context window in tokens, if the host does not know it.
         probe: Ask a model server on this machine once for its context window, if it is unknown.
         counter: Token counter; None counts exactly with o200k, "provider" also asks the model's provider.
-        **Compiles**
         fidelity: Fidelity of the summary; None takes the template's.
         every_turn: Compile at the first request of every user turn; this invalidates the prompt cache once a turn.
         compile_tool: Give the agent the tool `compile_context`, which compiles its own conversation.
         background: Compile in the background before the threshold is reached, so that requests rarely wait for a
             compile.
-        **Summaries**
         model: Model that writes summaries; None is the run's own, "none" uses no model.
         compile_spend_limit: Maximum cost of the compiles of a session; once it is reached, no model is called. Requests
             do not count.
-        **Record and folders**
         store: Store of the record: a path, the address of a PostgreSQL database, or a `Store`; None keeps it in memory.
         vault: Folder whose `AssistantMD/ContextTemplates/` is searched first; `{owner}` in its path gives each owner a
             folder.
         system: Folder whose `ContextTemplates/` is searched second.
         vault_name: Name of the vault on the record; empty means none, or the role of a node with layers.
-        **Past that is sent**
         recent_turns: Turns to keep before the current one if they fit; None is the template's, "all" is all.
         recent_tool_results: Tool results that a compile includes in full; None is the template's, "all" is all.
         tool_history: Tool exchanges of kept turns: paired (verbatim), drop, or render (as text).
@@ -111,19 +106,16 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         reflections: Policy that fills `reflections` in a template that uses them; None takes the last three failed
             calls.
         inject: Channel of the summary: user, system or compaction.
-        **Content of the record**
         record: Content of the record: full, metadata, or off.
         owner: Owner of the conversations, or a function from a run to its owner; an owner never finds anything of
             another owner. None is the owner of the store.
         redact: Function that returns the part of a text that may be recorded.
         dry_run: Record and log the view that would be sent, but send raw history.
-        **Waiting and callbacks**
         timeout: Time limit in seconds of a compile, and of any other code of yours that a request waits for.
         record_timeout: Seconds that a request waits for the record, in all; what takes longer is written behind the
             answer. None waits as long as the store does.
         on_view: Called with every view before it is sent; may be async, then within `timeout`.
         on_error: Called with every error that did not stop the run; may be async, then within `timeout`.
-        **Layers and names**
         layers: Source of the layers: `Layers`, or a function from a session to its state. The layers that `role` needs
             are put before each run's prompt.
         role: Node of the agent: understand, think, act, reply, or a `Need` of your own.
