@@ -115,13 +115,13 @@ def _run_part(name: str, seed: int, numbers: Iterator[int], jobs: int, scale: fl
         while True:
             for number in islice(numbers, jobs - len(running)):
                 running[pool.submit(_run_plain, name, seed, number, scale)] = number
+            if not running:
+                return
             done = wait(running, QUIET_S, FIRST_COMPLETED).done
             for future in done:
                 if future.exception() is None:
                     yield future.result()
                     del running[future]
-            if not running:
-                return
             if not done or any(future.exception() for future in done):
                 for child in multiprocessing.active_children():
                     child.kill()
