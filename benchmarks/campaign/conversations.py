@@ -573,7 +573,7 @@ class Conversation:
                 most = min(self.budget, known)  # a refusal lowers the limit for the rest of a cycle and of a run
             ratio = max(ratio, _ratio(view)) if view.status.startswith("cycle") else _ratio(view)
             self._check_view(at, strict, sent, view, prompt, most, least / ratio - sent.overhead)
-            self._check_values(at, sent, prompt if isinstance(prompt, str) else prompt[0])
+            await self._check_values(at, sent, view, prompt if isinstance(prompt, str) else prompt[0])
             await self._check_rules(at, sent, view, least / ratio - sent.overhead)
             refused = sent.refused
             if refused:
@@ -633,9 +633,11 @@ class Conversation:
         case.check(not view.status.startswith("fallback") or known, "unexpected fallbacks", lambda: f"{at}{view.error}")
         case.check(EVALUATED not in str(sent.messages), "templates run on what was said", at)
 
-    def _check_values(self, at: str, sent: Sent, prompt: str) -> None:
+    async def _check_values(self, at: str, sent: Sent, view: View, prompt: str) -> None:
         """Check that what the package adds shows a replaced value only if the newest is in the request too."""
-        raw = {text for message in self.history for part in message.parts for text in part_texts(part)}
+        tip = view.record.raw_tip if view.record else None
+        whole = [*self.history, *(load_messages(await self.store.chain(tip)) if tip else ())]
+        raw = {text for message in whole for part in message.parts for text in part_texts(part)}
         added = "\n".join(
             text for message in sent.messages for part in message.parts for text in part_texts(part) if text not in raw
         )
