@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from runpy import run_path
 from time import perf_counter
 from traceback import extract_tb
 from typing import Annotated, Any
@@ -121,15 +121,14 @@ def _load_tests(file: Path) -> Sequence[tuple[str, Callable[..., Any]]]:
     Raises:
         SettingsError: There is no such file, it cannot be imported, or it has no tests.
     """
-    spec = spec_from_file_location(file.stem, file.absolute()) if file.is_file() else None
-    if spec is None or spec.loader is None:
+    if not file.is_file():
         raise SettingsError(f"{file}: no such Python file")
-    module, loader = module_from_spec(spec), spec.loader
     sys.path[:0] = [str(Path.cwd()), str(file.parent.absolute())]  # as pytest does: its neighbours can be imported
-    error = attempt(lambda: loader.exec_module(module)).error
-    if error is not None:
-        raise SettingsError(f"{file}: cannot be imported: {type(error).__name__}: {error}")
-    functions = [(name, value) for name, value in vars(module).items() if inspect.isfunction(value)]
+    # From its source: cached bytecode outlives an edit within the same second that keeps the size.
+    loaded = attempt(lambda: run_path(str(file.absolute()), run_name=file.stem))
+    if loaded.error is not None:
+        raise SettingsError(f"{file}: cannot be imported: {type(loaded.error).__name__}: {loaded.error}")
+    functions = [(name, value) for name, value in (loaded.value or {}).items() if inspect.isfunction(value)]
     tests = [(name, function) for name, function in functions if name.startswith(PREFIX)]
     if not tests:
         raise SettingsError(f"{file}: has no function {PREFIX}…({FIXTURE})")
