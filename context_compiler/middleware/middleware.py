@@ -342,7 +342,7 @@ class Middleware:
         self, run: Run, request: Request, block: LayerBlock, question: str
     ) -> LayerBlock:
         """Add passages from the owner's other conversations that answer a question."""
-        if not question:
+        if not question or run.raw is None:
             return block
         share, counter = self.arguments.recall_across, self.state.counter
         last = self.state.reader.one(request.messages[-1])
@@ -351,7 +351,7 @@ class Middleware:
         free = room - min(last.tokens, int(PROMPT * room))
         most = min(int(share * room) if isinstance(share, float) else share, free)
         mentions = await self.archive.scoped(request.owner).others(request.session_id, question)
-        text, taken = quoted_mentions(mentions, most, counter)
+        text, taken = quoted_mentions(mentions, run.raw, most, counter)
         quotes = [
             Quote(what=f"conversation {mention.session}", why=f"recalled with score {score:.2f}", text=mention.text)
             for score, mention in taken

@@ -17,9 +17,10 @@ from weakref import WeakKeyDictionary
 
 from context_compiler.cache import Memo
 from context_compiler.messages.fences import OTHERS_TITLE, fence
+from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD
 from context_compiler.recall import Question
-from context_compiler.recall.others import Mention, Name, News, OtherConversations
+from context_compiler.recall.others import Mention, Name, News, OtherConversations, with_newer
 from context_compiler.record import browse
 from context_compiler.record.database import Database
 from context_compiler.record.store import SQLStore, Store
@@ -57,18 +58,31 @@ async def other_mentions(store: Store, session_id: str, prompt: str) -> list[tup
 
 
 def quoted_mentions(
-    mentions: Sequence[tuple[float, Mention]], room: int, counter: TokenCounter
+    mentions: Sequence[tuple[float, Mention]], history: History, room: int, counter: TokenCounter
 ) -> tuple[str, list[tuple[float, Mention]]]:
-    """The best mentions that fit into `room` tokens: fenced text in chronological order, and the mentions in it."""
+    """The best mentions that fit into `room` tokens: fenced text in chronological order, and the mentions in it.
+
+    A mention of a value that was replaced, here or there, is followed by the sentence that replaced it.
+    """
     left = room - counter.text(fence(OTHERS_TITLE, "x")) - MESSAGE_OVERHEAD
+    taken = _fitting(mentions, left, counter)
+    newer = with_newer([mention for _, mention in taken], history)
+    taken = _fitting([(score, mention) for (score, _), mention in zip(taken, newer, strict=True)], left, counter)
+    taken.sort(key=lambda pair: (pair[1].day, pair[1].place))
+    return (fence(OTHERS_TITLE, "\n".join(mention.line for _, mention in taken)) if taken else ""), taken
+
+
+def _fitting(
+    mentions: Sequence[tuple[float, Mention]], room: int, counter: TokenCounter
+) -> list[tuple[float, Mention]]:
+    """The first mentions that fit into `room` tokens."""
     taken: list[tuple[float, Mention]] = []
     for score, mention in mentions:
         cost = counter.text(mention.line) + 1
-        if cost <= left:
+        if cost <= room:
             taken.append((score, mention))
-            left -= cost
-    taken.sort(key=lambda pair: (pair[1].day, pair[1].place))
-    return (fence(OTHERS_TITLE, "\n".join(mention.line for _, mention in taken)) if taken else ""), taken
+            room -= cost
+    return taken
 
 
 def _best(

@@ -106,11 +106,12 @@ class Recall(AbstractCapability[Any]):
             ctx: The run.
             query: What to look for: names, ids, paths and words as they were used.
         """
-        own = await self.recall_search(ctx, query)
+        history, turns = await self._read(ctx)
+        own = await self._search(history, turns, query)
         outcome = await try_await(self._search_others(ctx, query))
         if outcome.error is not None:
             return f"{own}\n\nOther conversations cannot be searched now."
-        others, _ = quoted_mentions(outcome.value or [], self.tokens, self._reader.counter)
+        others, _ = quoted_mentions(outcome.value or [], history, self.tokens, self._reader.counter)
         return f"{own}\n\n{others}" if others else own
 
     async def _search_others(self, ctx: RunContext[Any], query: str) -> list[tuple[float, Mention]]:
@@ -136,7 +137,10 @@ class Recall(AbstractCapability[Any]):
             ctx: The run.
             query: What to look for: names, ids, paths and words as they were used.
         """
-        chosen = await self._best(*await self._read(ctx), query)
+        return await self._search(*await self._read(ctx), query)
+
+    async def _search(self, history: History, turns: Outline, query: str) -> str:
+        chosen = await self._best(history, turns, query)
         if not chosen:
             return "Nothing was found. Try the words, names or ids that were used at the time."
         return fence(FOUND, write_quotation(chosen, numbered=True))

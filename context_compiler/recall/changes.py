@@ -48,6 +48,9 @@ COMPARED = 24
 EXCHANGE = 2
 """Maximum number of messages in which a value is taken back: those that named it last, an order and its reply."""
 
+Texts = Sequence[tuple[bool, str]]
+"""Texts of a message, each with True if the user said it."""
+
 Place = tuple[int, int]
 """Key of a passage: position of its message, and number within it."""
 
@@ -341,7 +344,8 @@ class Changes:
 
     def __init__(self) -> None:
         """Start with no message read."""
-        self._read = self._texts = self._labelled = 0
+        self._said: list[Texts] = []
+        self._texts = self._labelled = 0
         self._messages_with: defaultdict[str, list[int]] = defaultdict(list)
         """Positions of the messages that contain a subject term, by term."""
         self._stated: defaultdict[frozenset[str], list[tuple[_Said, Statement]]] = defaultdict(list)
@@ -356,16 +360,20 @@ class Changes:
         """Changes of each message, by its position."""
 
     def extend(self, history: History) -> None:
-        """Read the messages that were not read yet."""
-        unread = range(self._read, len(history))
-        said = [text for position in unread for _, text in _texts(history, position)]
-        self._texts += len(said)
-        self._labelled += sum(_SPEAKER.match(text) is not None for text in said)
-        for position in unread:
-            texts = [(by_user, self._without_speaker(text)) for by_user, text in _texts(history, position)]
+        """Read the messages of a history that were not read yet."""
+        self.read([message_texts(history, position) for position in range(len(self._said), len(history))])
+
+    def read(self, messages: Sequence[Texts]) -> None:
+        """Read the texts of the messages that follow."""
+        texts = [text for message in messages for _, text in message]
+        self._texts += len(texts)
+        self._labelled += sum(_SPEAKER.match(text) is not None for text in texts)
+        for position, message in enumerate(messages, start=len(self._said)):
+            self._said.append(message)
+            texts = [(by_user, self._without_speaker(text)) for by_user, text in message]
             for by_user, text in texts:
                 for sentence, revision in revisions(text):
-                    self._compare(history, position, sentence, revision)
+                    self._compare(position, sentence, revision)
                 for sentence in sentences(text):
                     said = _Said(position, by_user, sentence)
                     self._state(said)
@@ -373,7 +381,11 @@ class Changes:
             words = "\n".join(piece for _, text in texts for piece in sentences(text))
             for term in frozenset(terms(words)) - _GENERAL:
                 self._messages_with[term].append(position)
-        self._read = len(history)
+
+    def akin(self, text: str) -> list[int]:
+        """Positions of the messages that share most terms with a text, in order; at most `COMPARED`."""
+        sharing = self._sharing(frozenset(terms(text)) - _GENERAL)
+        return sorted(sharing[:COMPARED])
 
     def _without_speaker(self, text: str) -> str:
         """Text of a message without the name of its speaker, if most messages begin with one."""
@@ -458,23 +470,21 @@ class Changes:
         """True if a term is in no more messages than the square root of the number `read`; others identify nothing."""
         return len(self._messages_with.get(term, ())) ** 2 <= read
 
-    def _compare(self, history: History, position: int, sentence: str, revision: Revision) -> None:
-        sharing = Counter(
-            candidate for term in sorted(revision.about) for candidate in self._messages_with.get(term, ())
-        )
-        if revision.new is not None:
-            sharing.update(
-                candidate for term in sorted(revision.new.unit) for candidate in self._messages_with.get(term, ())
-            )
-        compared = EXCHANGE if revision.taken_back else COMPARED
-        for candidate in sorted(sharing, key=lambda candidate: (-sharing[candidate], -candidate))[:compared]:
+    def _compare(self, position: int, sentence: str, revision: Revision) -> None:
+        sharing = self._sharing([*revision.about, *(revision.new.unit if revision.new else ())])
+        for candidate in sharing[: EXCHANGE if revision.taken_back else COMPARED]:
             earlier = [
                 earlier_sentence
-                for _, text in _texts(history, candidate)
+                for _, text in self._said[candidate]
                 for earlier_sentence in sentences(text)
                 if revises(revision, earlier_sentence)
             ]
             self.later[candidate] += [Change(earlier_sentence, position, sentence) for earlier_sentence in earlier]
+
+    def _sharing(self, shared: Iterable[str]) -> list[int]:
+        """Positions of the messages with any of these terms, those with most of them first; ties to the later one."""
+        counts = Counter(position for term in shared for position in self._messages_with.get(term, ()))
+        return sorted(counts, key=lambda position: (-counts[position], -position))
 
 
 _ENDED = re.compile(
@@ -484,11 +494,13 @@ _ENDED = re.compile(
 """Words by which something ends."""
 
 
-def _texts(history: History, at: int) -> Iterator[tuple[bool, str]]:
+def message_texts(history: History, position: int) -> Texts:
     """Texts of a message that may state facts: those of the user (True), and short ones of the assistant (False)."""
-    for item in history.readings[at].items:
-        if item.mark is None and (item.kind is Kind.USER or item.kind is Kind.TEXT and len(item.text) <= ANSWER):
-            yield item.kind is Kind.USER, item.text
+    return [
+        (item.kind is Kind.USER, item.text)
+        for item in history.readings[position].items
+        if item.mark is None and (item.kind is Kind.USER or item.kind is Kind.TEXT and len(item.text) <= ANSWER)
+    ]
 
 
 def with_changes(changes: Changes, position: int, text: str) -> str:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any, cast
 
 from context_compiler.messages.fences import one_line
+from context_compiler.messages.history import History
 from context_compiler.recall.bm25 import idf
+from context_compiler.recall.changes import Changes, Texts, message_texts
+from context_compiler.recall.index import changes_of
 from context_compiler.recall.passages import text_pieces
 from context_compiler.recall.question import Question
 from context_compiler.recall.terms import terms
@@ -35,6 +38,9 @@ BRACKETS = str.maketrans("[]", "()")
 
 SPEAKERS = {"user-prompt": "user", "text": "assistant"}
 
+UNDATED = "9999"
+"""Day of a message without a date in the conversation that asks: today."""
+
 Name = tuple[str, str]
 """Name of a conversation and the time at which it began. Both are needed because the number of a deleted conversation
 may be used again."""
@@ -51,13 +57,15 @@ class Mention:
     text: str
     place: tuple[int, int]
     """Number of the conversation, and of the piece within it."""
+    newer: tuple[str, ...] = ()
+    """Sentences, said later, that replace what the piece says."""
 
     @property
     def line(self) -> str:
-        """Line that quotes the piece with its origin."""
+        """Line that quotes the piece with its origin, and with what replaced it."""
         name = one_line(self.session, NAME).translate(BRACKETS)
         origin = ", ".join(filter(None, (name, self.day, self.speaker)))
-        return f"[{origin}] {' '.join(self.text.split())}"
+        return " ".join((f"[{origin}]", *self.text.split(), *(f"[changed later: {said}]" for said in self.newer)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +164,29 @@ class OtherConversations:
                     self._spread[term] += 1
                 self._pieces += 1
                 self.size += len(text)
+
+
+def with_newer(mentions: Sequence[Mention], history: History) -> list[Mention]:
+    """Mentions with the sentences that replace what they say: of each other, and of the conversation that asks.
+
+    What was said on one day was said in the conversation that asks last.
+    """
+    own, user = changes_of(history), SPEAKERS["user-prompt"]
+    in_order = sorted(mentions, key=lambda mention: mention.place)
+    akin = sorted({position for mention in mentions for position in own.akin(mention.text)})
+    stream: list[tuple[str, Mention | None, Texts]] = [
+        *((other.day, other, [(other.speaker == user, other.text)]) for other in in_order),
+        *((history.readings[at].day or UNDATED, None, message_texts(history, at)) for at in akin),
+    ]
+    stream.sort(key=lambda entry: entry[0])
+    changes = Changes()
+    changes.read([texts for _, _, texts in stream])
+    newer = {
+        mention.place: tuple(change.later for change in changes.of(position, mention.text))
+        for position, (_, mention, _) in enumerate(stream)
+        if mention is not None
+    }
+    return [replace(mention, newer=newer[mention.place]) for mention in mentions]
 
 
 def message_pieces(body: bytes) -> Iterator[tuple[str, str, str]]:

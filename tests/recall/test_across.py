@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from pydantic_ai import Agent, BinaryContent
-from pydantic_ai.messages import ModelMessage
+from pydantic_ai.messages import ModelMessage, ModelRequest, UserPromptPart
 
 from context_compiler import ContextCompiler, MemoryStore, Recall, SQLiteStore, View
 from context_compiler.errors import SettingsError
 from context_compiler.middleware import others
 from tests.record.entries import Talk, request
 from tests.support.agents import Talker, compiler
+from tests.support.builders import assistant
 from tests.support.histories import long_history
 
 FACT = "My badge number is ZX-4711."
@@ -70,6 +71,25 @@ async def test_a_passage_has_the_name_and_day_of_its_conversation(path: Path) ->
     assert [(one.what, one.text) for one in view.quoted] == [("conversation desk", FACT)]
     assert len(await given.transcript("today", owner="ann")) == 2
     assert FACT not in str(await given.transcript("today", owner="ann"))
+
+
+@pytest.mark.parametrize("session", ["today", "moved"])
+async def test_a_passage_with_a_replaced_value_names_the_newer_one(path: Path, session: str) -> None:
+    new = "My badge number is now QX-9000."
+    here = session == "today"
+    if not here:
+        await say(path, new, session)
+    history = [ModelRequest(parts=[UserPromptPart(new)]), assistant("Noted.")] if here else None
+    talker, _ = await say(path, QUESTION, "today", history=history, recall_across=0.2)
+    assert re.search(rf"user\] {re.escape(f'{FACT} [changed later: {new}]')}", talker.last.text)
+
+
+async def test_a_passage_that_is_newer_than_this_conversation_is_not_marked(path: Path) -> None:
+    said = ModelRequest(
+        parts=[UserPromptPart("My badge number is AB-1000.", timestamp=datetime(2020, 5, 4, tzinfo=UTC))]
+    )
+    talker, _ = await say(path, QUESTION, "today", history=[said, assistant("Noted.")], recall_across=0.2)
+    assert FACT in talker.last.text and "changed later" not in talker.last.text
 
 
 @pytest.mark.parametrize("prompt", ["Good morning to you.", "Which colour has the sky in spring?", "Tell me a joke!"])
