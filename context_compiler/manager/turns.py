@@ -31,7 +31,7 @@ from context_compiler.manager.session import (
 )
 from context_compiler.manager.summary import LLM, Summary, SummaryRow, summarize_turns, summary_row
 from context_compiler.messages.history import History, Reader, message_body
-from context_compiler.middleware.log_lines import log_text
+from context_compiler.middleware.reports import log_text
 from context_compiler.recall import pending_question
 from context_compiler.resilience import attempt, try_await
 from context_compiler.template import Template

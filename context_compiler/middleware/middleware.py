@@ -41,7 +41,6 @@ from context_compiler.middleware.archive import Archive, before_window
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import unused_row
 from context_compiler.middleware.fallback import fallback, unreadable_parts
-from context_compiler.middleware.log_lines import log_compile, warn_of_fewer_turns
 from context_compiler.middleware.manual import Manual
 from context_compiler.middleware.metrics import count_response, count_view
 from context_compiler.middleware.next_request import Profile
@@ -51,7 +50,7 @@ from context_compiler.middleware.overflow import tighten
 from context_compiler.middleware.prompt_cache import LastRequests, mark_move
 from context_compiler.middleware.provider_counts import ProviderCounts
 from context_compiler.middleware.refusals import Refusal
-from context_compiler.middleware.reports import Reports, has_metrics, operation
+from context_compiler.middleware.reports import Reports, has_metrics, log_compile, operation, warn_of_fewer_turns
 from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
 from context_compiler.middleware.respond import advance_again, respond
 from context_compiler.middleware.rule_check import declared_rules

@@ -1,8 +1,9 @@
-"""Reports of errors, in the log and to `on_error`: one for each error of a request or an operation by hand."""
+"""Log lines and reports of errors: one line per compile, and each error once, in the log and to `on_error`."""
 
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,12 +11,17 @@ from typing import Any
 
 from opentelemetry.metrics import get_meter_provider
 
-from context_compiler.errors import ContextCompilerError
+from context_compiler.errors import CompileError, ContextCompilerError
+from context_compiler.messages.printable import safe_line
 from context_compiler.middleware.arguments import Arguments
-from context_compiler.middleware.log_lines import log_text
+from context_compiler.middleware.background import BACKGROUND
 from context_compiler.middleware.metrics import count_error
+from context_compiler.middleware.state import Result
 from context_compiler.middleware.store_access import limited
+from context_compiler.record.costs import compile_cost, request_cost
+from context_compiler.record.values import Compile, Record
 from context_compiler.resilience import call_within, try_await
+from context_compiler.tokens.prices import dollars
 
 LOG = logging.getLogger("context_compiler")
 
@@ -79,3 +85,68 @@ class Reports:
 def has_metrics() -> bool:
     """True if the application has set a metrics provider; OpenTelemetry's default one counts nothing."""
     return not type(get_meter_provider()).__module__.startswith("opentelemetry.metrics")
+
+
+def log_text(error: Exception) -> str:
+    """One line about an error that is safe to log: texts of foreign errors are left out, as they may quote messages."""
+    kind = type(error).__name__
+    if isinstance(error, CompileError) and error.phase != "setup":  # nothing was sent yet at "setup"
+        return safe_line(f"{kind}: {error.phase} ({error.model})")
+    if isinstance(error, ContextCompilerError):
+        return safe_line(f"{kind}: {error}")
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{kind} in {frames[-1].name}, line {frames[-1].lineno}" if frames else kind
+
+
+def log_compile(record: Record, result: Result) -> None:
+    """Log one line for a compile: tokens before and after, turns kept, model calls, time and cost."""
+    kept = sum(reading.has_user_part for reading in result.sent.readings)
+    recalled, sent = result.view.ledger["tokens"].get("recall", 0) * result.ratio, result.cost * result.ratio
+    LOG.info(
+        "%s → %s tokens%s, %d %s kept, %s, %.1f s, %s",
+        f"{record.tokens_raw:,}",
+        f"{round(sent):,}",
+        f" ({round(recalled):,} recalled, {recalled / sent:.0%})" if recalled else "",
+        kept,
+        "turn" if kept == 1 else "turns",
+        _compile_label(result.row),
+        record.latency_ms / 1000,
+        _cost_text(record, result.row),
+    )
+
+
+def _compile_label(row: Compile | None) -> str:
+    if row is not None and row.status.startswith("failed"):
+        return "the compile failed"
+    if row is None or not row.compiled_prompt:
+        return "no model asked"
+    if row.status.startswith("refused") and not row.usage:
+        return f"no model asked: {row.error}"
+    return "1 compile, made in the background" if BACKGROUND in row.status else "1 compile"
+
+
+def _cost_text(record: Record, made: Compile | None) -> str:
+    """Input cost of a request, and the cost of its compile."""
+    cost, spent = request_cost(record), compile_cost(made)
+    parts = ["price unknown"]
+    if cost.sent is not None:
+        parts = [f"{dollars(cost.sent)} sent", f"{dollars(cost.everything)} for everything"]
+    if spent or (spent is None and cost.sent is not None):
+        parts.append(f"{dollars(spent)} for the compile")
+    return ", ".join(parts)
+
+
+def warn_of_fewer_turns(arguments: Arguments, result: Result) -> bool:
+    """Warn if fewer turns are kept than the caller asked for, and suggest a remedy; True if a warning was logged."""
+    wanted = arguments.recent_turns
+    kept, turns = (sum(reading.has_prompt for reading in history.readings) - 1 for history in (result.sent, result.raw))
+    if not isinstance(wanted, int) or kept >= min(wanted, turns):
+        return False
+    LOG.warning(
+        "context_compiler: recent_turns=%d: %d kept in full or in part, because more would take over half of the room "
+        "within the budget of %s tokens; a larger budget or fewer turns would do",
+        wanted,
+        max(0, kept),
+        f"{result.view.budget:,}",
+    )
+    return True

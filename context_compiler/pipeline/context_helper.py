@@ -20,8 +20,8 @@ from context_compiler.errors import CompileError
 from context_compiler.fidelity import Fidelity
 from context_compiler.messages.items import mark_of, user_content
 from context_compiler.middleware.arguments import Arguments
-from context_compiler.middleware.log_lines import log_text
 from context_compiler.middleware.middleware import Middleware
+from context_compiler.middleware.reports import log_text
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.spending import SummaryCall
 from context_compiler.middleware.state import Run

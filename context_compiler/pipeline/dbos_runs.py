@@ -19,7 +19,7 @@ from dbos import DBOS, SetWorkflowID
 from dbos import error as dbos_error
 
 from context_compiler.errors import PipelineError, RunOwnedError
-from context_compiler.middleware.log_lines import log_text
+from context_compiler.middleware.reports import log_text
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.queue import RemoteInterviewer, RunQueue, Submission

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from context_compiler.errors import PipelineError
-from context_compiler.middleware.log_lines import log_text
+from context_compiler.middleware.reports import log_text
 from context_compiler.pipeline.artifacts import ArtifactStore
 from context_compiler.pipeline.config import RequestMeter, RunConfig
 from context_compiler.pipeline.graph import AGENTS, DEFAULT_HANDLER, Graph, Node, shared_stages

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from context_compiler.errors import CheckpointError, PipelineError
-from context_compiler.middleware.log_lines import log_text
+from context_compiler.middleware.reports import log_text
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.interviewers import (

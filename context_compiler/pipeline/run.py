@@ -19,7 +19,7 @@ from opentelemetry.metrics import get_meter
 
 from context_compiler.errors import GraphError, PipelineError, RunOwnedError, SettingsError
 from context_compiler.lazy import require_extra
-from context_compiler.middleware.log_lines import log_text
+from context_compiler.middleware.reports import log_text
 from context_compiler.paths import check_place, is_address, make_private
 from context_compiler.pipeline.check import validate_or_raise
 from context_compiler.pipeline.checkpoint import CheckpointFolder

@@ -20,7 +20,7 @@ from inspect import isawaitable
 from typing import Any
 
 from context_compiler.errors import CheckpointError, PipelineError, RunOwnedError
-from context_compiler.middleware.log_lines import log_text
+from context_compiler.middleware.reports import log_text
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.interviewers import Question
 from context_compiler.pipeline.queue import RemoteInterviewer, RunQueue, Submission
