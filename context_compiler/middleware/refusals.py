@@ -106,8 +106,9 @@ class Refusal:
     """Possible counts of the refused input, the most likely first."""
 
     def window(self, least: int) -> int | None:
-        """The context window; None if none of at least `least` tokens is stated."""
-        return next((window for window in self.windows if window >= least), None)
+        """The context window; None if none is stated, or one of less than `least` tokens."""
+        window = next(iter(self.windows), 0)  # the next likely number may be that of the refused input
+        return window if window >= least else None
 
     def counted(self, low: float, high: float) -> int | None:
         """The count of the input; None if none is stated between two plausible limits."""

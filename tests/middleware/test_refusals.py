@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -144,8 +145,11 @@ def test_status_413_says_it_by_itself(body: Any) -> None:
     assert is_overflow(refused(body, 413))
 
 
-def test_a_window_below_the_floor_is_not_believed() -> None:
-    found = refusal_of(refused("This model's maximum context length is 8 tokens; the prompt has 9000 tokens."))
+@pytest.mark.parametrize("name", TOO_LONG)
+def test_a_window_below_the_floor_is_not_believed_and_nothing_else_taken_for_it(name: str) -> None:
+    body, window, _ = TOO_LONG[name]
+    small = re.sub(rf"\b(?:{window}|{window or 0:,})\b", "300", json.dumps(body))
+    found = refusal_of(refused(json.loads(small)))
     assert found is not None and found.window(512) is None
 
 
