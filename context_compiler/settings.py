@@ -171,6 +171,7 @@ KEYS = (
     "tool_history",
     "recall",
     "recall_across",
+    "say_absent",
     "inject",
     "record",
     "record_timeout",

@@ -28,6 +28,7 @@ from context_compiler.messages.turns import (
     turn_index,
     turn_starts,
 )
+from context_compiler.recall.absent import absent_terms
 from context_compiler.recall.question import Pending, pending_question
 from context_compiler.settings import Amount, amount_tokens
 from context_compiler.template import Template
@@ -308,6 +309,8 @@ class Policy:
     """True if every user turn begins with a compile."""
     recall: Amount
     """Maximum size of a recall block: a fraction of the room, or tokens; 0 for no recall."""
+    says_absent: bool
+    """True if a recall block names the terms of its prompt that nobody has said."""
     detects_rules: bool
     """True if rules are found in the user's prompts."""
     refs: bool
@@ -448,6 +451,11 @@ class Plan:
     def question(self) -> Pending | None:
         """The question that recall answers; None if there is no prompt."""
         return pending_question(self.history, self.counter)
+
+    @cached_property
+    def absent(self) -> tuple[str, ...]:
+        """Exact terms of the question that nothing said before it contains."""
+        return absent_terms(self.history, self.question) if self.question is not None else ()
 
     @cached_property
     def prompt_tokens(self) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
+from types import MappingProxyType
 
 from context_compiler.compiler.block_sizes import BlockSizes
 from context_compiler.compiler.cycle import Block
@@ -52,6 +53,9 @@ which the block is selected. More candidates find little more and cost time."""
 
 TELLING = 0.5
 """If that best passage is from a tool, minimum fraction of its coverage that any other passage must have."""
+
+NEVER_SAID = "Never said here:"
+"""Beginning of the line that names the terms of a question which nobody has said."""
 
 COMPARED = 256
 """Number of best passages whose coverage of the whole question is computed."""
@@ -128,8 +132,11 @@ class _Search:
             room: Maximum size in tokens.
             asks: The prompt asks; else only messages with its subject are taken.
         """
-        if room < MIN_BLOCK or not self._occurs(self._question):
+        if room < MIN_BLOCK:
             return ""
+        first = self._absent if asks else ""
+        if not self._occurs(self._question):
+            return _write((), room, self._counter, first=first)
         best = self._ranking.best(self._whole)
         about = Counter[int]() if asks else self._subject_messages(best)
         if not asks:
@@ -139,7 +146,7 @@ class _Search:
         if self._plan.tool_work and not self._within:
             pool = _relevant_in_tool_work(pool, Relevance(self._index, self._question, floor=0))
         if not pool or room < MIN_BLOCK:
-            return ""
+            return _write((), room, self._counter, first=first)
         pool, newer = mark_changes(
             self._index.changes,
             self._history,
@@ -149,7 +156,13 @@ class _Search:
             self._left_out,
             self._counter,
         )
-        return _write(pool, room, self._counter, wide=wide, newer=newer)
+        return _write(pool, room, self._counter, first=first, wide=wide, newer=newer)
+
+    @property
+    def _absent(self) -> str:
+        """Line that names the terms of the question which nobody has said; empty unless it is wanted."""
+        absent = self._plan.absent if self._plan.policy.says_absent else ()
+        return f"{NEVER_SAID} {', '.join(absent)}" if absent else ""
 
     @cached_property
     def _index(self) -> Index:
@@ -299,21 +312,23 @@ def _write(
     room: int,
     counter: TokenCounter,
     *,
-    wide: bool,
-    newer: Mapping[tuple[int, int], tuple[int, int]],
+    first: str,
+    wide: bool = False,
+    newer: Mapping[tuple[int, int], tuple[int, int]] = MappingProxyType({}),
 ) -> str:
-    """Select passages and write them fenced, in at most `room` tokens; empty if none fits."""
+    """Select passages and write them fenced, after a line `first`, in at most `room` tokens; empty if nothing fits."""
     before = accumulate((passage.tokens for passage, _ in ranked), initial=0)
     weighed = [pair for pair, tokens in zip(ranked, before, strict=False) if tokens <= DEEP * room]
     candidates, ranks = [passage for passage, _ in weighed], [score for _, score in weighed]
-    left = room - counter.text(fence(RECALLED_TITLE, "x")) - 8 - MESSAGE_OVERHEAD
+    alone = fence(RECALLED_TITLE, first) if first else ""
+    left = room - counter.text(alone or fence(RECALLED_TITLE, "x")) - 8 - MESSAGE_OVERHEAD
     while left > 0 and (chosen := choose(candidates, left, ranks, wide=wide, newer=newer)):
-        text = fence(RECALLED_TITLE, write_quotation(chosen))
+        text = fence(RECALLED_TITLE, "\n".join(filter(None, (first, write_quotation(chosen)))))
         over = counter.labelled(text) + MESSAGE_OVERHEAD - room
         if over <= 0:
             return text
         left -= over + 8
-    return ""
+    return alone if counter.labelled(alone) + MESSAGE_OVERHEAD <= room else ""
 
 
 def _first_within(plan: Plan, ranked: list[int], tokens: int) -> list[int]:

@@ -128,6 +128,11 @@ class View:
     record: Record | None = None
 
     @property
+    def absent(self) -> tuple[str, ...]:
+        """Ids, paths, long numbers, names and dates of the prompt that nothing said before it contains, as written."""
+        return tuple(self.ledger.get("absent", ()))
+
+    @property
     def tokens_sent(self) -> int:
         """Tokens of the whole request as its model counts them; `views list` shows the same number."""
         return self.tokens if self.record is None else self.record.tokens_sent

@@ -114,6 +114,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
         lambda value: not isinstance(value, str) and all(map(_is_rule, cast("Iterable[object]", value))),
         "a list of texts, or functions from a run to a text or None",
     ),
+    "say_absent": (lambda value: isinstance(value, bool), "True or False"),
     "detect_rules": (lambda value: isinstance(value, bool), "True or False"),
     "owner": (lambda value: value is None or isinstance(value, str) or callable(value), "a name or a function"),
 }
@@ -152,6 +153,7 @@ class Arguments:
     detect_rules: bool = True
     recall: Amount = RECALL
     recall_across: Amount = 0
+    say_absent: bool = False
     reflections: ReflectionPolicy | None = None
     inject: str = "user"
     record: str = "full"
@@ -409,11 +411,12 @@ class Arguments:
             model=alias,
             every_turn=self.every_turn,
             recall=recall,
+            says_absent=self.say_absent,
             prompt_room=int(asked * 0.6) if asked else PROMPT_ROOM,
             scope=scope,
             detects_rules=self.detect_rules,
             refs=refs,
-            config=_hash((*written, recall, alias, family, scope, refs, window)),
+            config=_hash((*written, recall, self.say_absent, alias, family, scope, refs, window)),
         )
 
 

@@ -15,6 +15,7 @@ from context_compiler.messages.history import History
 from context_compiler.messages.rules import Rule
 from context_compiler.middleware.state import ListedDrops, RequestContext
 from context_compiler.record.values import Drop
+from context_compiler.resilience import attempt
 
 
 def ledger_of(
@@ -27,10 +28,11 @@ def ledger_of(
     kept: Sequence[tuple[int, str]],
     lost: Sequence[Rule],
 ) -> dict[str, Any]:
-    """The token breakdown of a view, with the state of each rule."""
+    """The token breakdown of a view, with the state of each rule and the terms of the prompt that nobody has said."""
     breakdown = token_breakdown(_sections(context, cycle, sent, blocks, notes), lines, kept)
     states = rule_states(context.rules, context.found_rules.rules, listed_rules(cycle, notes), lost)
-    return {**breakdown, "rules": states} if states else breakdown
+    absent = attempt(lambda: context.absent).value or ()
+    return {**breakdown, **({"rules": states} if states else {}), **({"absent": list(absent)} if absent else {})}
 
 
 def numbers_of(context: RequestContext, done: Advance | None) -> dict[str, Mapping[str, object]]:

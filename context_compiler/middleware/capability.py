@@ -103,6 +103,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             recalls nothing.
         recall_across: Maximum size of the passages from the owner's other conversations before a prompt that asks for
             something: a fraction of the room, or tokens; 0 quotes none.
+        say_absent: Let a recall block name the ids, paths, long numbers, names and dates of its prompt that nobody has
+            said before; `View.absent` lists them in any case.
         reflections: Policy that fills `reflections` in a template that uses them; None takes the last three failed
             calls.
         inject: Channel of the summary: user, system or compaction.

@@ -18,6 +18,7 @@ from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.embeddings import Embedder
 from pydantic_ai.messages import ModelMessage, ModelRequest, UserPromptPart
 
+from context_compiler.compiler.recall_block import NEVER_SAID
 from context_compiler.errors import SettingsError
 from context_compiler.messages.fences import fence
 from context_compiler.messages.history import History, Reader
@@ -27,13 +28,15 @@ from context_compiler.middleware.arguments import Owner
 from context_compiler.middleware.others import other_mentions, quoted_mentions
 from context_compiler.middleware.request import JOINED, session_of
 from context_compiler.recall import Question, Ranking, Relevance, index_of
+from context_compiler.recall.absent import absent_terms
 from context_compiler.recall.changes import mark_changes
 from context_compiler.recall.embeddings import Likeness
 from context_compiler.recall.others import Mention
 from context_compiler.recall.passages import Passage, Quotation, passages, write_quotation
+from context_compiler.recall.question import Pending
 from context_compiler.recall.selection import take_beside
 from context_compiler.record.store import Store, Tenants, open_store
-from context_compiler.resilience import try_await
+from context_compiler.resilience import attempt, try_await
 from context_compiler.tokens import TokenCounter
 
 Transcript = Callable[[str], Awaitable[list[ModelMessage]]]
@@ -141,9 +144,11 @@ class Recall(AbstractCapability[Any]):
 
     async def _search(self, history: History, turns: Outline, query: str) -> str:
         chosen = await self._best(history, turns, query)
+        absent = attempt(lambda: absent_terms(history, Pending(turns.active.start, query))).value
+        never = f"\n{NEVER_SAID} {', '.join(absent)}" if absent else ""
         if not chosen:
-            return "Nothing was found. Try the words, names or ids that were used at the time."
-        return fence(FOUND, write_quotation(chosen, numbered=True))
+            return f"Nothing was found. Try the words, names or ids that were used at the time.{never}"
+        return fence(FOUND, write_quotation(chosen, numbered=True)) + never
 
     async def recall_read(self, ctx: RunContext[Any], ref: str, start: int = 0) -> str:
         """Read a turn or message of this conversation word for word, also when it is no longer shown.

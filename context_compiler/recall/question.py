@@ -6,6 +6,7 @@ The word lists that tell a request for advice, a sequence or a summary cover sev
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,10 +34,12 @@ _DATED = re.compile(r"\b\d{4}-(\d\d)(?:-\d\d)?\b")
 
 _DAY = re.compile(
     rf"\b(?:(?P<day>\d\d?)(?:st|nd|rd|th)?(?: of)? (?P<month>{'|'.join(_MONTHS)})"
-    rf"|(?P<named>{'|'.join(_MONTHS)}) (?P<on>\d\d?)(?:st|nd|rd|th)?)\b(?:,? (?P<year>\d{{4}}))?",
+    rf"|(?P<named>{'|'.join(_MONTHS)})\.? (?P<on>\d\d?)(?:st|nd|rd|th)?)\b(?:,? (?P<year>\d{{4}}))?",
     re.IGNORECASE,
 )
 _ISO_DAY = re.compile(r"\b\d{4}-\d\d-\d\d\b")
+_NUMERIC_DAY = re.compile(r"\b(?P<first>\d\d?)(?P<mark>[./])(?P<second>\d\d?)(?P=mark)(?P<year>\d{4})\b")
+"""A date such as 19.1.2024, the day first, or 1/19/2024, which may begin with either."""
 
 _WHEN = re.compile(r"(?i)^\W*when\b|\b(?:what|which) (?:date|day|month|year)\b")
 _WHERE = re.compile(
@@ -141,10 +144,11 @@ class Question:
         order, whole, own = bool(_ORDER.search(text)), bool(_WHOLE.search(text)), frozenset(terms(text))
         broad = order or whole or bool(_BROAD.search(text))
         months = {f"{number:02}" for number, month in enumerate(_NAMED, 1) if month.search(text)}
+        dates = frozenset(date for _, date in dated(text))
         return cls(
             terms=(own - _TALK or own) if whole else own,
-            months=frozenset(months.union(_DATED.findall(text))),
-            dates=frozenset((*_ISO_DAY.findall(text), *map(_date, _DAY.finditer(text)))),
+            months=frozenset(months.union(_DATED.findall(text), (date[5:7] for date in dates if len(date) > 5))),
+            dates=dates,
             sought=next((flag for flag, word in _SOUGHT if word.search(text)), 0),
             names=frozenset(_NAME.findall(text)),
             advice=bool(_ADVICE.search(text)) and not broad,
@@ -154,6 +158,20 @@ class Question:
             mine=bool(_ME.search(text)),
             yours=bool(_YOU.search(text)),
         )
+
+
+def dated(text: str) -> Iterator[tuple[str, str]]:
+    """Dates in a text: as they are written, and as YYYY-MM-DD, or MM-DD if without a year."""
+    for match in _DAY.finditer(text):
+        yield match[0], _date(match)
+    for match in _ISO_DAY.finditer(text):
+        yield match[0], match[0]
+    for match in _NUMERIC_DAY.finditer(text):
+        first, second = int(match["first"]), int(match["second"])
+        either = {(second, first)} if match["mark"] == "." else {(second, first), (first, second)}
+        for month, day in sorted(either):
+            if 1 <= month <= len(_MONTHS):
+                yield match[0], f"{match['year']}-{month:02}-{day:02}"
 
 
 def _date(match: re.Match[str]) -> str:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import chain, pairwise
 from types import MappingProxyType
 from typing import Any
+from unicodedata import normalize
 
 import snowballstemmer  # pyright: ignore[reportMissingTypeStubs] # it ships none
 
@@ -85,7 +86,7 @@ def words(text: str) -> list[str]:
     lowered = text.lower()
     if lowered.isascii():
         return _ASCII.findall(lowered)
-    return list(_split(_WORD.findall(lowered)))
+    return list(_split(_WORD.findall(normalize("NFC", lowered))))
 
 
 def _split(runs: Sequence[str]) -> Iterator[str]:
@@ -129,6 +130,7 @@ def terms(text: str) -> Iterator[str]:
 
 def _run_terms(run: str) -> tuple[str, ...]:
     """Terms of a run of characters without white space. No term spans two runs."""
+    run = run if run.isascii() else normalize("NFC", run)
     spoken = words(run.replace("’", "'").replace("_", " "))
     return *filter(None, map(stem, (word for word in spoken if len(word) <= MAX_TERM))), *identifiers(run)
 
@@ -144,7 +146,8 @@ def passage_terms(passage: str) -> Counter[str]:
 
 def fold(text: str) -> str:
     """Normalize a text so that it can be searched for the `beginnings` of terms."""
-    return text.lower().replace("’", "'").replace("ё", "е")
+    lowered = text.lower()
+    return lowered if lowered.isascii() else normalize("NFC", lowered).replace("’", "'").replace("ё", "е")
 
 
 def beginnings(term: str) -> tuple[str, ...]:

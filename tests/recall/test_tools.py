@@ -42,6 +42,11 @@ async def test_a_search_without_matches_reports_that_nothing_was_found() -> None
     assert "Nothing was found" in await used("recall_search", {"query": ""}, past())
 
 
+async def test_a_search_names_the_ids_of_its_query_that_nobody_has_said() -> None:
+    assert "Never said here: ZZ-9999" in await used("recall_search", {"query": "locker ZZ-9999 in Ghent"}, past())
+    assert "Never said" not in await used("recall_search", {"query": "the locker in Ghent"}, past())
+
+
 async def test_a_turn_is_read_word_for_word() -> None:
     found = await used("recall_read", {"ref": "turn 5"}, past())
     assert SECRET in found and "Item 4:" in found and "Item 5:" not in found
