@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Hashable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -76,7 +77,11 @@ class _DelayedWrite:
 
 
 class LateWrites:
-    """Queue of delayed writes, oldest first; only one task at a time executes them, in order."""
+    """Queue of delayed writes, oldest first; only one task at a time executes them, in order.
+
+    An event loop may stop in the middle of a write, as that of `run_sync` does once the answer is there. What it leaves
+    is taken over: a write that is made twice changes nothing.
+    """
 
     def __init__(self, report: Report) -> None:
         """Start with an empty queue."""
@@ -90,10 +95,35 @@ class LateWrites:
         """Empty the queue, because after a fork its writes belong to the parent process."""
         self.waiting: deque[_DelayedWrite] = deque()
         """Usually empty; a write stays in the queue while it is executed."""
-        self._executing, self._editing = Lock(), Lock()
+        self._tried: dict[_DelayedWrite, asyncio.AbstractEventLoop] = {}
+        """First attempts in progress, each with its event loop."""
+        self._executing: asyncio.AbstractEventLoop | None = None
+        """Event loop of the task that executes the queue; None if there is none."""
+        self._editing = Lock()
 
     def __len__(self) -> int:
         return len(self.waiting)
+
+    @contextmanager
+    def first_attempt(self, conversation: Hashable, tried: Moment, work: Write) -> Generator[None]:
+        """Note that a write is attempted within, so that it is made even if the event loop stops meanwhile."""
+        write = _DelayedWrite(conversation, tried, work)
+        self._tried[write] = asyncio.get_running_loop()
+        try:
+            yield
+        except GeneratorExit:  # the event loop is gone
+            self.waiting.appendleft(write)
+            raise
+        finally:
+            self._tried.pop(write, None)
+
+    def take_over(self) -> bool:
+        """Queue the first attempts of event loops that have stopped; True if any write waits."""
+        with self._editing:
+            for write in [write for write, loop in self._tried.items() if not loop.is_running()]:
+                del self._tried[write]
+                self.waiting.appendleft(write)
+        return bool(self.waiting)
 
     async def delay(self, conversation: Hashable, tried: Moment, work: Write) -> None:
         """Add a write of a conversation to the queue; abandon the oldest if the queue is full."""
@@ -113,14 +143,18 @@ class LateWrites:
         Raises:
             StoreError: The record failed again; the writes stay in the queue.
         """
-        if not self._executing.acquire(blocking=False):
-            return all(write.conversation != conversation for write in tuple(self.waiting))
+        loop = asyncio.get_running_loop()
+        with self._editing:
+            if self._executing is not None and self._executing.is_running():
+                return all(write.conversation != conversation for write in tuple(self.waiting))
+            self._executing = loop
         lost = Counter[str]()
         try:
             while (waiting := tuple(self.waiting)) and await self._execute(waiting, lost):
                 pass
         finally:
-            self._executing.release()
+            if self._executing is loop:
+                self._executing = None
             await self._abandon(lost)
         return True
 

@@ -11,10 +11,11 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from copy import copy
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any, TypeVar, cast
 
 from context_compiler.errors import StoreError
@@ -30,6 +31,9 @@ from context_compiler.resilience import Breaker, Report, await_within, try_await
 T = TypeVar("T")
 
 PACKAGE = f"{__name__.partition('.')[0]}."
+
+WATCH_S = 0.05
+"""Seconds between two looks at whether an event loop has stopped."""
 
 
 _LEFT: ContextVar[list[float] | None] = ContextVar("record_timeout", default=None)
@@ -62,6 +66,8 @@ class StoreAccess:
         """Text of the last failure; shared with the access of other owners."""
         self._running = set[asyncio.Task[Any]]()
         """Operations that requests did not wait for; shared with the access of other owners."""
+        self._watches = list[Thread]()
+        """The thread that sees to those operations; shared with the access of other owners."""
         self._removals = list[int]()
         """Number of removals that the record last named; shared with the access of other owners."""
         self._late = LateWrites(report) if arguments.store is not None else None
@@ -136,7 +142,10 @@ class StoreAccess:
             store = self.as_sql(self.store)
             return await work(store) if store is not None else None
 
-        return (await try_await(self._within_limit(done))).value
+        async def tried() -> T | None:
+            return (await try_await(self._within_limit(done))).value
+
+        return await self._in_time(tried)
 
     @property
     def is_doubtful(self) -> bool:
@@ -174,9 +183,10 @@ class StoreAccess:
             Exception: The write failed, and was delayed unless its own content is at fault.
         """
         tried = self.moment()
-        if not late.waiting:
+        if not late.take_over():
             try:
-                outcome = await try_await(work(None))
+                with late.first_attempt((self.owner, session_id), tried, work):
+                    outcome = await try_await(work(None))
             except asyncio.CancelledError:  # it may have been made, and making it twice changes nothing
                 await self._delay(late, session_id, tried, work)
                 raise
@@ -231,12 +241,12 @@ class StoreAccess:
     @property
     def is_waiting(self) -> bool:
         """True while an operation runs that a request did not wait for: others do not wait either."""
-        return any(not task.done() and not task.get_loop().is_closed() for task in self._running)
+        return any(not task.done() and task.get_loop().is_running() for task in tuple(self._running))
 
     async def catch_up(self) -> None:
         """Execute the delayed writes, or report why they must wait."""
         late = self._late
-        if late is None or not late.waiting:
+        if late is None or not late.take_over():
             return
         error = (await try_await(self._within_limit(late.catch_up))).error
         if error is not None:
@@ -247,10 +257,14 @@ class StoreAccess:
         """Result of a store operation; None if it failed, if the breaker is open, or if the owner is unknown."""
         if self._breaker.open or self.owner is None:
             return None
+        return await self._in_time(partial(self._settle, work, writes))
+
+    async def _in_time(self, work: Callable[[], Coroutine[Any, Any, T | None]]) -> T | None:
+        """Result of work in the seconds left of a request; None if it takes longer, or if anything else still does."""
         left = _LEFT.get()
         if left is None or not self.is_shared:
-            return await self._settle(work, writes)
-        return None if self.is_waiting else await self._within(left, self._settle(work, writes))
+            return await work()
+        return None if self.is_waiting else await self._within(left, work())
 
     async def _within(self, left: list[float], work: Coroutine[Any, Any, T]) -> T | None:
         """Result of work in the seconds left of a request; None if it takes longer, and goes on behind the answer."""
@@ -264,9 +278,25 @@ class StoreAccess:
                 task.add_done_callback(self._end)
         if task.done():
             return task.result()
+        self._keep_watch()
         limit = f"the record did not answer within {self.arguments.record_timeout:g} s (record_timeout)"
         await self._report(StoreError(f"{limit}; what a request could not wait for is done behind its answer"))
         return None
+
+    def _keep_watch(self) -> None:
+        """See to it, from a thread, that the record takes what this event loop leaves behind if it stops.
+
+        The process does not end before that. Other stores than those of this package belong to an event loop.
+        """
+        if self._is_own and not any(watch.is_alive() for watch in self._watches):
+            self._watches[:] = [Thread(target=copy_context().run, args=(self._watch,), name="context-compiler-late")]
+            self._watches[0].start()
+
+    def _watch(self) -> None:
+        while self.is_waiting:
+            time.sleep(WATCH_S)
+        self._running.difference_update([task for task in tuple(self._running) if not task.get_loop().is_running()])
+        asyncio.run(self.catch_up())
 
     def _end(self, task: asyncio.Task[Any]) -> None:
         """Forget an operation that has ended, and execute the writes that were delayed meanwhile."""
@@ -329,10 +359,13 @@ class StoreAccess:
         return await await_within(limit, work(), late)
 
     async def finish(self) -> None:
-        """Wait for the operations of this event loop that requests did not wait for."""
+        """Wait for the operations that requests did not wait for, of this event loop and of those that have stopped."""
         loop = asyncio.get_running_loop()
         while running := [task for task in self._running if task.get_loop() is loop]:
             await asyncio.wait(running)
+        for watch in tuple(self._watches):
+            while watch.is_alive() and not self.is_waiting:
+                await asyncio.sleep(WATCH_S)
 
     async def close(self) -> None:
         """Close the store if it was opened here; the next use opens it again."""

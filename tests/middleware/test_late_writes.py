@@ -425,6 +425,52 @@ async def test_a_request_waits_for_the_record_no_longer_than_its_limit_and_is_re
     await store.close()
 
 
+async def test_what_an_event_loop_leaves_behind_when_it_stops_is_recorded(tmp_path: Path) -> None:
+    class Gated(SQLiteStore):
+        gates = 0
+        """Saves that may pass."""
+
+        async def save(self, entry: Entry) -> Record:
+            while Gated.gates <= 0:
+                await asyncio.sleep(0.01)
+            Gated.gates -= 1
+            return await super().save(entry)
+
+    store, loop = Gated(tmp_path / "context.db"), asyncio.new_event_loop()
+    faulty = Faulty(Notes(), store=store, record_timeout=0.05)
+    for gates in (1, 0, 0, 1):  # the last one takes the first late save, and stops within the second
+        Gated.gates = gates
+        await asyncio.to_thread(loop.run_until_complete, faulty.ask("and now?", conversation_id="talk"))
+    Gated.gates = 9
+    await faulty.ours.aclose()
+    assert len(await store.views()) == 4 and not given_up(faulty) and await store.verify() == ()
+    await store.close()
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    await asyncio.to_thread(loop.run_until_complete, asyncio.sleep(0))
+    loop.close()
+
+
+async def test_a_program_does_not_end_before_the_record_has_what_its_event_loop_left(tmp_path: Path) -> None:
+    script = f"""
+import asyncio, sqlite3, threading, time
+from pydantic_ai import Agent
+from pydantic_ai.models.test import TestModel
+from context_compiler import ContextCompiler
+
+agent = Agent(TestModel(), capabilities=[ContextCompiler(store={str(tmp_path / "context.db")!r}, record_timeout=0.05)])
+agent.run_sync("first", conversation_id="talk")
+lock = sqlite3.connect({str(tmp_path / "context.db")!r}, isolation_level=None, check_same_thread=False)
+lock.execute("BEGIN IMMEDIATE")
+agent.run_sync("second", conversation_id="talk")
+threading.Timer(0.5, lambda: lock.execute("COMMIT")).start()
+"""
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", script], check=True, timeout=60)
+    store = SQLiteStore(tmp_path / "context.db")
+    assert len(await store.views("talk")) == 2
+    await store.close()
+
+
 async def test_a_late_load_drops_no_pin(tmp_path: Path) -> None:
     class Frozen(SQLiteStore):
         gate = asyncio.Event()
