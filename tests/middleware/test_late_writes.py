@@ -425,7 +425,7 @@ async def test_a_request_waits_for_the_record_no_longer_than_its_limit_and_is_re
     await store.close()
 
 
-async def test_what_an_event_loop_leaves_behind_when_it_stops_is_recorded(tmp_path: Path) -> None:
+async def test_writes_that_an_event_loop_leaves_when_it_stops_are_made(tmp_path: Path) -> None:
     class Gated(SQLiteStore):
         gates = 0
         """Saves that may pass."""
@@ -451,7 +451,7 @@ async def test_what_an_event_loop_leaves_behind_when_it_stops_is_recorded(tmp_pa
     loop.close()
 
 
-async def test_a_program_does_not_end_before_the_record_has_what_its_event_loop_left(tmp_path: Path) -> None:
+async def test_a_program_ends_after_the_record_has_received_late_writes(tmp_path: Path) -> None:
     script = f"""
 import asyncio, sqlite3, threading, time
 from pydantic_ai import Agent
