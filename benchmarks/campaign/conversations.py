@@ -342,7 +342,7 @@ class Conversation:
     async def begin(self) -> None:
         """Run a turn of another owner on the same record, in some cases."""
         if self._tenants:
-            other = ContextCompiler(owner="bob", store=self.store, model="none", system=None)
+            other = ContextCompiler(owner="bob", store=self.store, model="none", system=None, record_timeout=60)
             agent = Agent(StrictModel(lambda *_: self.drawn.answer()).model, capabilities=[other])
             await agent.run(f"{SECRET} Who owns it? {self.drawn.text()}", conversation_id="desk")
             await other.aclose()

@@ -68,7 +68,7 @@ async def processed(case: Case) -> None:
     budget = random.randint(*random.choice(BUDGETS[1:]))
     errors, said = list[Exception](), list[str]()
     processor = build_compiling_history_processor(
-        budget=budget, model="none", store=store, system=None, on_error=errors.append
+        budget=budget, model="none", store=store, system=None, on_error=errors.append, record_timeout=60
     )
     left = 0
 

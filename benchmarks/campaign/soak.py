@@ -38,8 +38,9 @@ async def soak(case: Case) -> None:
     drawn = Drawn(case.random)
     errors: list[Exception] = []
     writer = FunctionModel(lambda messages, info: ModelResponse(parts=[TextPart(f"- Goal: {NAMED}. {drawn.text(40)}")]))
+    path = case.folder / "context.db"
     ours = ContextCompiler(
-        budget=2_000, model=writer, store=case.folder / "context.db", system=None, on_error=errors.append
+        budget=2_000, model=writer, store=path, system=None, on_error=errors.append, record_timeout=60
     )
     model = FunctionModel(lambda messages, info: ModelResponse(parts=[TextPart(drawn.text(200))]))
     agent = Agent(model, capabilities=[ours, Recall(transcript=ours.transcript)])
