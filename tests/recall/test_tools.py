@@ -15,6 +15,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 
 from context_compiler import Recall, build_compiling_history_processor
 from context_compiler.errors import SettingsError
+from context_compiler.recall import embeddings
 from context_compiler.tokens import TokenCounter
 from tests.recall.test_blocks import SECRET, past
 from tests.support.agents import Talker, compiler, run
@@ -179,6 +180,17 @@ async def test_a_passage_is_embedded_once() -> None:
     await run(Agent(talker.model, capabilities=[agent_recall]), "Hello.", message_history=past())
     passages = model.asked - 3
     assert passages <= len(past()) + 10
+
+
+async def test_a_search_embeds_as_much_as_its_time_allows_and_the_next_one_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(embeddings, "WITHIN_S", 0.0)
+    monkeypatch.setattr(embeddings, "BATCH", 4)
+    model = Meaning()
+    talker = Talker([*[[("recall_search", {"query": "cupboard"})]] * 3, "done"])
+    await run(Agent(talker.model, capabilities=[Recall(embedder=Embedder(model))]), "Hello.", message_history=past())
+    assert model.asked == 3 * (4 + 1)
 
 
 @pytest.mark.parametrize("tokens", [0, 99, -1, True, 2.5])
