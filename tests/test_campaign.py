@@ -65,7 +65,7 @@ def test_a_whole_history_is_accepted() -> None:
 
 
 def test_a_case_draws_the_same_again() -> None:
-    first, second = (run_case(converse, "fuzz", 3, 4) for _ in range(2))
+    first, second = (run_case(converse, "fuzz", 3, 5) for _ in range(2))
     assert first.figures == second.figures and first.figures["requests"] > 0
 
 
