@@ -108,8 +108,16 @@ def given_up(faulty: Faulty) -> list[str]:
     return [str(error) for error in faulty.errors if "will not be made" in str(error)]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(
+    ("place", "way", "known"),
+    [
+        *(("sqlite", way, known) for way in WAYS for known in (False, True)),
+        ("postgres", delete, True),
+        ("postgres", by_another_process, False),
+        ("postgres", by_all_that_is_old, False),
+    ],
+    indirect=["place"],
+)
 async def test_data_deleted_before_a_delayed_write_stays_deleted(place: Place, way: Any, known: bool) -> None:
     store = place.open()
     faulty = Faulty(Notes(), store=store, owner="ann")
