@@ -192,3 +192,5 @@ def test_an_example_runs_without_a_key(script: Path, desk: Path) -> None:
     write_python(desk.parent / "bin" / "python3")
     printed = run_shell(f"python3 {script}", desk)
     assert "compiled" in printed and "False" not in printed
+    if script.stem == "recipe_assistant":
+        assert printed.count("━━ turn") == 10 and "think is told" in printed

@@ -1,1 +1,1 @@
-"""A seeded campaign against the package: random use, kills, processes, disk faults, hostile texts and a soak."""
+"""A seeded campaign against the package: random use, processes that share a record, hostile texts and a soak."""

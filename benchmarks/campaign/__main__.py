@@ -25,7 +25,7 @@ from context_compiler.cli.screen import Screen
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command(help="Use the package at random, kill it, break its disk, and count what goes wrong.")
+@app.command(help="Use the package at random, and count what goes wrong.")
 def main(
     minutes: Annotated[float, typer.Option(help="Approximate duration.", min=0.01)] = 5.0,
     only: Annotated[

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import count, islice, takewhile
 from pathlib import Path
 
-from benchmarks.campaign import conversations, disk, kills, others, processes, reading, soak
+from benchmarks.campaign import conversations, others, processes, reading, soak
 from benchmarks.campaign.case import Case, Fault, Run, rotation, run_case
 from context_compiler.cli.screen import Screen, progress_bar
 
@@ -41,15 +41,13 @@ class Part:
 
 
 PARTS = {
-    "kills": Part(run=kills.kill, share=0.06),
-    "disk": Part(run=disk.fail, share=0.06),
     "processes": Part(run=processes.share, cases=2),
-    "hostile": Part(run=partial(conversations.converse, hostile=0.6), share=0.08),
-    "counts": Part(run=partial(conversations.converse, counted=True), share=0.05),
-    "fuzz": Part(run=FUZZ, share=0.6),
+    "hostile": Part(run=partial(conversations.converse, hostile=0.6), share=0.1),
+    "counts": Part(run=partial(conversations.converse, counted=True), share=0.07),
+    "fuzz": Part(run=FUZZ, share=0.7),
     "soak": Part(run=soak.soak, cases=1),
 }
-"""Parts that fork come first, while a worker is small. Parts with a fixed number of cases use the remaining time."""
+"""Parts with a fixed number of cases use the remaining time."""
 
 
 @dataclass

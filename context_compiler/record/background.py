@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from threading import RLock, Thread, get_ident
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakSet
 
 from context_compiler.errors import StoreError
 
@@ -216,26 +216,21 @@ def _at_exit() -> None:
         _stop(EXIT_S)
 
 
-_locks: WeakKeyDictionary[Any, tuple[ref[Any], Callable[[Any], None]] | None] = WeakKeyDictionary()
+_locks: WeakSet[Any] = WeakSet()
 _held: list[Any] = []
 
 
-def hold_at_fork(lock: Any, owner: T | None = None, disconnect: Callable[[T], None] | None = None) -> None:
-    """Delay forks while `lock` is held, because its holder does not exist in the child; then disconnect `owner`."""
+def hold_at_fork(lock: Any) -> None:
+    """Delay forks while `lock` is held, because its holder does not exist in the child."""
     with _gate:
-        _locks[lock] = None if disconnect is None else (ref(owner), disconnect)
+        _locks.add(lock)
 
 
 def _before_fork() -> None:
     """Close every connection, because two processes must not share one."""
     _gate.acquire()
     _stop(FORK_S)
-    for lock, closing in list(_locks.items()):
-        if lock.acquire(timeout=FORK_S):
-            _held.append(lock)
-            owner = None if closing is None else closing[0]()
-            if closing is not None and owner is not None:
-                closing[1](owner)
+    _held.extend(lock for lock in list(_locks) if lock.acquire(timeout=FORK_S))
 
 
 def _after_fork() -> None:

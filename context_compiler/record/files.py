@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import aiosqlite
 
-from context_compiler.errors import StoreError
+from context_compiler.errors import ContextCompilerError, StoreError
 from context_compiler.paths import OpenDatabase, file_identity, make_private, write_ahead_log
 from context_compiler.record.background import Background, current, retrieve_error, submit
 from context_compiler.record.rows import BrokenReference
@@ -116,6 +116,14 @@ class File:
         self._connection: aiosqlite.Connection | None = None
         self._opened: OpenDatabase | None = None
 
+    def locate(self) -> Path:
+        """Return the path of the file to use."""
+        return locate(self.path)
+
+    def connect(self, path: Path) -> FileDatabase:
+        """Open the file, and create it first if needed."""
+        return open_file(path, read_only=self.read_only, busy_timeout_ms=self.busy_timeout_ms)
+
     async def perform(self, work: Callable[[FileDatabase], T]) -> T:
         """Run a function on the connection; a cancelled caller still waits until it ends."""
         return await submit(partial(self._perform, work))
@@ -167,7 +175,7 @@ class File:
             await self._disconnect(home)
             if not self.read_only:
                 self._opened.remove_log()
-        path, failures = locate(self.path), list[Exception]()
+        path, failures = self.locate(), list[Exception]()
         self._connection = await aiosqlite.Connection(partial(self._open, path, failures), 64)
         home.open.add(self)
         if failures:
@@ -179,8 +187,8 @@ class File:
     def _open(self, path: Path, failures: list[Exception]) -> FileDatabase:
         """Open the file, or an empty database if that fails, because aiosqlite ends its thread only for an open one."""
         try:
-            return open_file(path, read_only=self.read_only, busy_timeout_ms=self.busy_timeout_ms)
-        except FAILURES as error:
+            return self.connect(path)
+        except (ContextCompilerError, *FAILURES) as error:
             failures.append(error)
             return sqlite3.connect(":memory:", factory=FileDatabase)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,25 @@ WAYS = ["everything", "the newest that fit", "context-compiler"]
 
 @pytest.fixture
 def talk(tmp_path: Path) -> Path:
-    """Twenty turns of some 400 tokens each, all answered."""
-    return written(tmp_path / "talk.json", chat(20, words=40)[:-1])
+    """Eight turns of some 400 tokens each, all answered."""
+    return written(tmp_path / "talk.json", chat(8, words=40)[:-1])
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """The first messages of the bundled session, with calls of tools."""
+    return written(tmp_path / "work.json", json.loads(DEMO.read_text(encoding="utf-8"))[:24])
 
 
 def test_every_request_of_the_transcript_is_sent_three_ways(cc: Command, talk: Path) -> None:
-    said = cc("bench", talk, "--budget", 1500, "--json")
+    said = cc("bench", talk, "--budget", 600, "--json")
     assert said.code == 0
     rows = {row["way"]: row for row in said.json["ways"]}
     assert list(rows) == WAYS
-    assert [row["requests"] for row in rows.values()] == [20, 20, 20]
+    assert [row["requests"] for row in rows.values()] == [8, 8, 8]
     assert rows["everything"]["over_budget"] > 0 == rows["context-compiler"]["over_budget"]
     assert rows["everything"]["cost"] == 1
-    assert rows["everything"]["largest"] > 1500 >= rows["context-compiler"]["largest"]
+    assert rows["everything"]["largest"] > 600 >= rows["context-compiler"]["largest"]
     assert rows["context-compiler"]["compiles"] > 0
 
 
@@ -47,14 +54,14 @@ def test_a_transcript_that_fits_costs_the_same_every_way(cc: Command, talk: Path
     assert rows[2]["compiles"] == 0
 
 
-def test_the_verdict_is_the_cheapest_setting_tried_and_agrees_with_the_table(cc: Command) -> None:
-    found = cc("bench", DEMO, "--budget", 4000, "--recall", 0.5, "--price", "openai:gpt-5", "--json").json
+def test_the_verdict_is_the_cheapest_setting_tried_and_agrees_with_the_table(cc: Command, work: Path) -> None:
+    found = cc("bench", work, "--budget", 2000, "--recall", 0.5, "--price", "openai:gpt-5", "--json").json
     verdict, rows = found["verdict"], {row["way"]: row for row in found["ways"]}
     everything, ours = (float(rows[way]["money"]) for way in (WAYS[0], WAYS[2]))
     assert verdict["everything"] == pytest.approx(everything) and verdict["cost"] <= ours * 1.001
     assert rows[WAYS[2]]["cost"] == pytest.approx(ours / everything)
     assert found["said"].startswith(f"use budget {verdict['budget']:,}, recall 0.5: ${everything:.4f} → $")
-    again = cc("bench", DEMO, "--budget", verdict["budget"], "--recall", 0.5, "--price", "openai:gpt-5", "--json").json
+    again = cc("bench", work, "--budget", verdict["budget"], "--recall", 0.5, "--price", "openai:gpt-5", "--json").json
     assert float(again["ways"][2]["money"]) == pytest.approx(verdict["cost"])
 
 
@@ -78,31 +85,26 @@ def test_the_verdict_of_a_short_session_names_the_size_from_which_a_view_pays(cc
     )
 
 
-def test_a_window_breaks_pairs_and_a_view_does_not(cc: Command) -> None:
-    rows = {row["way"]: row for row in cc("bench", DEMO, "--budget", 4000, "--json").json["ways"]}
+def test_a_window_breaks_pairs_and_a_view_does_not(cc: Command, work: Path) -> None:
+    rows = {row["way"]: row for row in cc("bench", work, "--budget", 1500, "--recall", 0.5, "--json").json["ways"]}
     assert rows["the newest that fit"]["broken"] > 0 == rows["context-compiler"]["broken"]
 
 
 @pytest.mark.parametrize("how", [(), ("--json",)])
-def test_without_a_terminal_progress_is_written_as_lines_to_standard_error(
+def test_without_a_terminal_text_is_plain_and_progress_is_written_as_lines_to_standard_error(
     cc: Command, talk: Path, how: tuple[str, ...]
 ) -> None:
-    said = cc("bench", talk, "--budget", 1500, *how)
+    said = cc("bench", talk, "--budget", 600, *how)
+    assert said.code == 0 and "\x1b" not in said.out and all(way in said.out for way in WAYS)
+    assert how or "replayed within a budget of 600" in said.out
     first, *measured = said.err.splitlines()
-    assert first == "talk: replaying 20 requests in 3 ways; this may take a minute"
-    assert sorted(line.split(": 20 requests in ")[0] for line in measured) == sorted(WAYS)
+    assert first == "talk: replaying 8 requests in 3 ways; this may take a minute"
+    assert sorted(line.split(": 8 requests in ")[0] for line in measured) == sorted(WAYS)
     assert "replaying" not in said.out
 
 
-def test_a_pipe_gets_plain_text(cc: Command, talk: Path) -> None:
-    said = cc("bench", talk, "--budget", 1500)
-    assert said.code == 0 and "\x1b" not in said.out
-    assert all(way in said.out for way in WAYS)
-    assert "replayed within a budget of 1,500" in said.out
-
-
 def test_a_terminal_gets_a_table_that_fits(cc: Command, talk: Path) -> None:
-    said = cc("bench", talk, "--budget", 1500, terminal=80)
+    said = cc("bench", talk, "--budget", 600, terminal=80)
     assert "\x1b[" in said.out
     assert all(len(line) <= 80 for line in said.plain.splitlines() if "context-compiler" in line)
 
@@ -117,7 +119,7 @@ def test_a_transcript_without_answers_is_refused(cc: Command, tmp_path: Path) ->
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_picture_is_an_svg_that_stays_the_same(cc: Command, talk: Path, tmp_path: Path) -> None:
     for name in ("one.svg", "two.svg"):
-        assert cc("bench", talk, "--budget", 1500, "--plot", tmp_path / name).code == 0
+        assert cc("bench", talk, "--budget", 600, "--plot", tmp_path / name).code == 0
     drawn = (tmp_path / "one.svg").read_text()
     assert drawn.startswith("<?xml") and "</svg>" in drawn
     assert drawn == (tmp_path / "two.svg").read_text()
@@ -134,15 +136,15 @@ def test_a_missing_matplotlib_names_the_extra(
         return known(name, *rest)
 
     monkeypatch.setattr("context_compiler.cli.drawing.import_module", without)
-    said = cc("bench", talk, "--budget", 1500, "--plot", tmp_path / "one.svg")
+    said = cc("bench", talk, "--budget", 600, "--plot", tmp_path / "one.svg")
     assert said.code == 2
     assert install_command("bench") in one_line(said)
     assert not (tmp_path / "one.svg").exists()
 
 
-def test_recall_and_trigger_can_be_tried_out(cc: Command) -> None:
+def test_recall_and_trigger_can_be_tried_out(cc: Command, work: Path) -> None:
     def ours(*options: object, **env: str) -> Any:
-        row = cc("bench", DEMO, "--budget", 4_000, *options, "--json", **env).json["ways"][2]
+        row = cc("bench", work, "--budget", 1500, *options, "--json", **env).json["ways"][2]
         return {**row, "median_ms": None}
 
     default, off = ours(), ours("--recall", 0)

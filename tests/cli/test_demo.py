@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic_ai.messages import ModelMessagesTypeAdapter, ToolCallPart, UserPromptPart
+from typer.testing import CliRunner
 
 from context_compiler.cli.demo import ASKED, NEEDED, VIEWS, check_views
+from context_compiler.cli.root import app
 from context_compiler.cli.show import read_history
 from tests.cli.conftest import DEMO, Command, one_line
 from tests.cli.terminal import terminal as on_terminal
@@ -31,37 +35,57 @@ def test_the_bundled_conversation_contains_what_its_question_asks_for() -> None:
     assert all(words in said for _, words in NEEDED)
 
 
-def test_the_demo_shows_three_views_within_their_budgets(cc: Command) -> None:
-    said = cc("demo", "--json").json
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The record that the demo made, and what it printed as JSON."""
+    db = tmp_path_factory.mktemp("demo") / "context.db"
+    result = CliRunner().invoke(app, ["demo", "--json", "--db", str(db)])
+    assert result.exit_code == 0, result.output
+    return db, json.loads(result.stdout)
+
+
+@pytest.fixture
+def again(cc: Command, first: tuple[Path, dict[str, Any]], tmp_path: Path) -> Command:
+    """A command line in a folder in which the demo has been run."""
+    (tmp_path / "system").mkdir()
+    shutil.copy(first[0], tmp_path / "system" / "context.db")
+    return cc
+
+
+def test_the_demo_shows_three_views_within_their_budgets(first: tuple[Path, dict[str, Any]]) -> None:
+    said = first[1]
     assert [view["budget"] for view in said["views"]] == [budget for budget, _ in VIEWS]
     assert all(view["tokens"] <= view["budget"] for view in said["views"])
     assert said["views"][0]["tokens"] < said["views"][1]["tokens"] < said["views"][2]["tokens"] < said["raw_tokens"]
-
-
-def test_the_demo_checks_what_it_claims(cc: Command) -> None:
-    said = cc("demo", "--json").json
     assert [check["holds"] for check in said["checks"]] == [True] * 4
 
 
-def test_the_demo_records_a_session_in_which_a_fact_leaves_and_comes_back(cc: Command) -> None:
-    assert cc("demo", "--json").json["requests"] == 53
-    (total,) = cc("stats", "--json").json["sessions"]
+def test_the_demo_records_a_session_in_which_a_fact_leaves_and_comes_back(
+    again: Command, first: tuple[Path, dict[str, Any]]
+) -> None:
+    assert first[1]["requests"] == 53
+    (total,) = again("stats", "--json").json["sessions"]
     assert (
         total["session"] == "demo" and total["requests"] == 53 and not total["fallbacks"] and not total["over_budget"]
     )
-    found = cc("sessions", "find", "demo", ASKED, "--json").json
+    found = again("sessions", "find", "demo", ASKED, "--json").json
     had = [bool(one["forms"]) for one in found["stretches"] if one["known"]]
     assert had.count(False) >= 2 and had[-1]
     assert "because its prompt asked" in found["answer"]
-    assert cc("demo", "--json").json["requests"] == 53, "a second demo adds nothing"
+    second = again("demo", "--json").json
+    for name in ("requests", "raw_tokens", "answers", "checks"):
+        assert second[name] == first[1][name], "a second demo says the same and adds nothing"
+    assert [view["tokens"] for view in second["views"]] == [view["tokens"] for view in first[1]["views"]]
 
 
 def test_the_demo_detects_a_broken_promise() -> None:
     assert not check_views(read_history(MESSAGES), [], untouched=False)[-1].holds
 
 
-def test_every_view_holds_the_evidence_and_a_window_of_newest_messages_does_not(cc: Command) -> None:
-    answers = cc("demo", "--json").json["answers"]
+def test_every_view_holds_the_evidence_and_a_window_of_newest_messages_does_not(
+    first: tuple[Path, dict[str, Any]],
+) -> None:
+    answers = first[1]["answers"]
     assert [answer["words"] for answer in answers] == [words for _, words in NEEDED]
     assert all(answer["views"] == [True] * len(VIEWS) for answer in answers)
     assert 0 < sum(answer["window"] for answer in answers) < len(NEEDED)
@@ -80,8 +104,8 @@ def test_the_demo_fits_one_screen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("terminal", [0, 80, 120])
-def test_the_full_demo_shows_turns_budget_left_out_messages_and_summary(cc: Command, terminal: int) -> None:
-    said = cc("demo", "--full", terminal=terminal)
+def test_the_full_demo_shows_turns_budget_left_out_messages_and_summary(again: Command, terminal: int) -> None:
+    said = again("demo", "--full", terminal=terminal)
     assert (said.code, said.err) == (0, "")
     for told in ("25 turns, 105 messages", "budget 1,000", "Left out of it, and why", "Context summary (compiled):"):
         assert told in said.plain
@@ -104,11 +128,6 @@ def test_the_commands_that_the_demo_suggests_work(cc: Command, tmp_path: Path) -
     assert cc(*compile_[1:]).code == 0
 
 
-def test_the_demo_can_be_run_again(cc: Command) -> None:
-    first, second = cc("demo").out, cc("demo").out
-    assert first == second
-
-
 @pytest.mark.parametrize(
     ("direct_url", "remedy"),
     [
@@ -122,7 +141,7 @@ def test_the_demo_can_be_run_again(cc: Command) -> None:
     ],
 )
 def test_the_hint_for_a_missing_package_installs_from_where_this_package_came_from(
-    cc: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct_url: dict[str, object] | None, remedy: str
+    again: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct_url: dict[str, object] | None, remedy: str
 ) -> None:
     info = tmp_path / "first" / "pydantic_ai_context_compiler-0.2.0.dist-info"
     info.mkdir(parents=True)
@@ -133,5 +152,5 @@ def test_the_hint_for_a_missing_package_installs_from_where_this_package_came_fr
         (info / "direct_url.json").write_text(json.dumps(direct_url))
     monkeypatch.syspath_prepend(str(info.parent))
     monkeypatch.setattr("context_compiler.cli.serve.NEEDS", ("starlette", "no_such_package_of_anybody"))
-    assert remedy in one_line(cc("serve"))
-    assert f"{remedy} && context-compiler serve" in cc("demo", "--full").out
+    assert remedy in one_line(again("serve"))
+    assert f"{remedy} && context-compiler serve" in again("demo", "--full").out

@@ -6,8 +6,9 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from context_compiler import testing
 from context_compiler.testing import live_async, read_recording
 from tests.cli.conftest import Command, Said, one_line
 from tests.support.agents import Notes, Talker, compiler
+from tests.support.warm import python
 from tests.testing.agents import RULE, matters
 
 FILE = """
@@ -95,7 +97,12 @@ def look(what: str) -> str:
 
 
 def session(path: Path) -> None:
-    """A session with a rule, a changed value and personal data."""
+    """A record of a session with a rule, a changed value and personal data."""
+    path.write_bytes(_session())
+
+
+@cache
+def _session() -> bytes:
     prompts = matters(
         16,
         said_2=RULE,
@@ -104,8 +111,11 @@ def session(path: Path) -> None:
         said_6="The refund limit is 80 euros now.",
     )
     steps: Any = [step for turn in range(16) for step in ([("look", {"what": f"matter {turn}"})], "Seen.")]
-    agent = Agent(tools=[look], capabilities=[compiler(Notes("Matter 3 is well."), budget=2_000, store=path)])
-    asyncio.run(live_async(agent, prompts, model=Talker(steps).model, conversation_id="desk 1"))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "record.db"
+        agent = Agent(tools=[look], capabilities=[compiler(Notes("Matter 3 is well."), budget=2_000, store=path)])
+        asyncio.run(live_async(agent, prompts, model=Talker(steps).model, conversation_id="desk 1"))
+        return path.read_bytes()
 
 
 def test_a_test_that_is_written_from_a_session_passes_and_has_no_personal_data(cc: Command, tmp_path: Path) -> None:
@@ -122,7 +132,7 @@ def test_a_test_that_is_written_from_a_session_passes_and_has_no_personal_data(c
     assert "[email 1]" in recording.read_text(encoding="utf-8")
     assert len(read_recording(recording).messages) == 64
     assert cc("test", test).code == 0
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:contexts", "-p", "context_compiler.testing.plugin"]
+    command = [python(), "-m", "pytest", "-q", "-p", "no:contexts", "-p", "context_compiler.testing.plugin"]
     done = subprocess.run([*command, str(test)], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "1 passed" in done.stdout
 

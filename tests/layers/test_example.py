@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +15,6 @@ from context_compiler.messages.items import separate_parts
 from examples.recipe_assistant import WALK, RecipeAssistant, Script, block_of
 
 pytestmark = pytest.mark.slow  # whichever is first walks for all
-
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,19 +152,6 @@ def test_each_message_follows_the_layers_of_its_node(walk: Walked) -> None:
     for view in walk.views:
         pieces = [str(part) for message in view.messages for part in separate_parts(message)]
         assert "CONTEXT LAYERS" in pieces[0] and "CONTEXT LAYERS" not in pieces[1]
-
-
-def test_it_runs_as_a_script_and_prints_the_walk() -> None:
-    run = subprocess.run(
-        [sys.executable, "examples/recipe_assistant.py"],
-        cwd=ROOT,
-        env={"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert run.stdout.count("━━ turn") == 10 and "think is told" in run.stdout
 
 
 async def test_saving_an_entity_that_was_never_generated_is_refused_in_the_tool_result(tmp_path: Path) -> None:

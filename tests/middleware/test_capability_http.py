@@ -102,21 +102,21 @@ async def test_a_conversation_with_tools_is_accepted_throughout(provider: str, w
     kind, name = SERVERS[provider]
     with kind(script()) as server:
         talk = Talk(server, name, **wanted)
-        for number in range(4):
+        for number in range(3):
             await talk.turn("run" if number % 2 else "run_stream", number)
         assert set(server.statuses) == {200} and not server.refusals
     assert {"compiled", "cycle"} <= {view.status for view in talk.views}
     assert {type(error).__name__ for error in talk.errors} <= {"BudgetError"}
 
 
-@pytest.mark.parametrize(("provider", "budget"), [("openai", 600), ("anthropic", 900), ("openai", 2_500)])
+@pytest.mark.parametrize(("provider", "budget"), [("openai", 600), ("anthropic", 900)])
 async def test_a_very_long_conversation_at_small_budgets(provider: str, budget: int) -> None:
     kind, name = SERVERS[provider]
     with kind(script()) as server:
         talk = Talk(server, name, budget=budget)
-        for number in range(16):
+        for number in range(10):
             await talk.turn("run" if number % 2 else "run_stream", number)
-        assert set(server.statuses) == {200} and len(server.statuses) > 60
+        assert set(server.statuses) == {200} and len(server.statuses) > 36
     assert {type(error).__name__ for error in talk.errors} <= {"BudgetError"}
 
 

@@ -31,7 +31,7 @@ from context_compiler.testing import LiveConversation, live_async
 from tests.support.agents import Notes, Talker, compiler, run
 from tests.support.builders import prose
 
-BUDGET, TURNS = 4_000, 70
+BUDGET, TURNS = 1_500, 30
 FACT = "By the way, the staging database is called heron."
 ASK = "What is the staging database called?"
 
@@ -154,7 +154,7 @@ class Life(LiveConversation):
 _plain: dict[Callable[[], Life], Life] = {}
 
 
-def calling() -> Life:
+def calling(budget: int = BUDGET) -> Life:
     """A conversation with a tool that is called in every turn."""
 
     def look(what: str) -> str:
@@ -164,7 +164,7 @@ def calling() -> Life:
         asked = isinstance(messages[-1].parts[-1], UserPromptPart)
         return [("look", {"what": f"matter {len(messages)}"})] if asked else "answer " * 40
 
-    return Life(script=answer, tools=[look])
+    return Life(budget, script=answer, tools=[look])
 
 
 async def test_a_dynamic_system_prompt_does_not_start_another_conversation() -> None:
@@ -272,8 +272,8 @@ async def test_structured_answers_do_not_count_as_tool_work() -> None:
 
 @pytest.mark.parametrize("wanted", [{}, {"background": True}])
 async def test_structured_answers_keep_their_cycle_where_all_turns_before_are_left_out(wanted: dict[str, Any]) -> None:
-    plain, life = Life(2_400, **wanted), typed(2_400, **wanted)
-    for number in range(40):
+    plain, life = Life(1_000, **wanted), typed(1_000, **wanted)
+    for number in range(26):
         for one in (plain, life):
             await one.turn(matter(number))
     await life.assert_few_compiles(plain)
@@ -312,7 +312,7 @@ async def test_a_fallback_with_a_small_window_has_its_own_cycles() -> None:
     async def lived(windows: list[int]) -> tuple[Life, list[str]]:
         life = Life(None)
         models = [Windowed(life.talker.model, window) for window in windows]
-        for number in range(40):
+        for number in range(36):
             await life.turn(matter(number), model=models[number % len(models)])
         statuses = [(windows[number % len(windows)], request.status) for number, request in enumerate(life.requests)]
         assert {status for window, status in statuses if window > 5_000} <= {"raw"}
@@ -356,7 +356,7 @@ async def test_a_turn_that_is_edited_later_takes_the_conversation_back_to_it() -
 
 @pytest.mark.parametrize(("where", "kind"), [("before", Life), ("after", calling)])
 async def test_text_added_to_a_prompt_and_removed_from_the_history_keeps_the_conversation(
-    where: str, kind: Callable[[], Life]
+    where: str, kind: Callable[[int], Life]
 ) -> None:
     """As applications do that retrieve documents for each prompt and store what the user typed."""
 
@@ -364,17 +364,17 @@ async def test_text_added_to_a_prompt_and_removed_from_the_history_keeps_the_con
         return [replace(one, parts=[_as_typed(part) for part in one.parts]) for one in history]  # pyright: ignore
 
     async def lived(documents: int) -> Life:
-        life = kind()
+        life = kind(2_000)
         for number, typed in enumerate([*map(matter, range(TURNS)), ASK]):
             added = f"<documents>\nDocument {number}: {prose(900 + number, documents)}\n</documents>"
             await life.turn("\n\n".join([added, typed] if where == "before" else [typed, added]), stripped)
             life.last.assert_in_context(f"Document {number}:")
             assert life.requests[-1].text.count("<documents>") == 1
         life.last.assert_in_context("heron")
-        life.assert_within(budget=BUDGET, pairs=True)
+        life.assert_within(budget=2_000, pairs=True)
         return life
 
-    await (await lived(200)).assert_few_compiles(await lived(0))
+    await (await lived(100)).assert_few_compiles(await lived(0))
 
 
 def _as_typed(part: Any) -> Any:
@@ -463,8 +463,8 @@ async def test_a_prompt_after_one_that_came_with_the_result_of_a_deferred_call_c
 
 
 async def test_the_recent_turns_that_the_caller_counts_stay_when_a_view_is_cut_back_for_a_question() -> None:
-    life = Life(recent_turns=5)
-    prompts = [ASK if number > 40 and number % 3 == 0 else matter(number) for number in range(TURNS)]
+    life = Life(4_000, recent_turns=5)
+    prompts = [ASK if number > 40 and number % 3 == 0 else matter(number) for number in range(70)]
     for number, prompt in enumerate(prompts):
         await life.turn(prompt)
         life.last.assert_in_context(*prompts[max(0, number - 5) : number])
@@ -474,18 +474,18 @@ async def test_the_recent_turns_that_the_caller_counts_stay_when_a_view_is_cut_b
 
 @pytest.mark.parametrize("settings", [{"trigger": 1.0}, {"trigger": 1.0, "recall": 0.15}, {"recent_turns": "all"}])
 async def test_a_question_in_a_full_view_finds_its_answer_with_any_settings(settings: dict[str, Any]) -> None:
-    life = Life(2_000, **settings)
-    for number in range(60):
+    life = Life(1_200, **settings)
+    for number in range(36):
         asks = number > 12 and number % 2 == 0
         await life.turn(ASK if asks else matter(number))
         if asks:
             life.last.assert_in_context("heron")
-    life.assert_within(budget=2_000, pairs=True)
+    life.assert_within(budget=1_200, pairs=True)
     assert life.compiles > 3
 
 
 class Working(Life):
-    """A conversation with one to six tool calls a turn. From turn 26 on, every prompt asks for the fact."""
+    """A conversation with one to six tool calls a turn. From turn 13 on, every prompt asks for the fact."""
 
     def __init__(self, budget: int, **wanted: Any) -> None:
         def look(what: str) -> str:
@@ -498,14 +498,18 @@ class Working(Life):
         self.left -= 1
         return [("look", {"what": f"matter {self.left} of {len(messages)}"})] if self.left >= 0 else "answer " * 40
 
-    async def work(self, *, unless: Callable[[list[View]], bool] = lambda views: False) -> None:
+    async def work(
+        self, *, turns: int = 24, first: int = 13, unless: Callable[[list[View]], bool] = lambda views: False
+    ) -> None:
         """Count the questions whose views were cut back within their turn; each ends with a request that has the fact.
 
         Args:
+            turns: Their number.
+            first: The first turn that asks for the fact.
             unless: True for the views of a question that is not looked at.
         """
-        for number in range(46):
-            asks, began, self.left = number > 25, len(self.views), 1 + number % 6
+        for number in range(turns):
+            asks, began, self.left = number >= first, len(self.views), 1 + number % 6
             await self.turn(ASK if asks else matter(number))
             views = self.views[began:]
             if asks and not unless(views):
@@ -530,11 +534,22 @@ async def test_an_answer_that_did_not_fit_is_recalled_once_the_view_is_cut_back(
     assert life.cut > 2
 
 
-@pytest.mark.parametrize("settings", [{}, {"trigger": 0.9}, {"recent_turns": "all"}, {"background": True}])
-@pytest.mark.parametrize("budget", [1_000, 2_000, 4_000])
-async def test_every_question_keeps_its_answer_in_a_turn_with_tools(budget: int, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("budget", "settings", "length"),
+    [
+        (1_000, {}, {}),
+        (1_000, {"recent_turns": "all"}, {"turns": 38, "first": 26}),
+        (2_000, {"trigger": 0.9}, {}),
+        (2_000, {"background": True}, {}),
+        (4_000, {}, {}),
+        (4_000, {"recent_turns": "all"}, {}),
+    ],
+)
+async def test_every_question_keeps_its_answer_in_a_turn_with_tools(
+    budget: int, settings: dict[str, Any], length: dict[str, int]
+) -> None:
     life = Working(budget, **settings)
-    await life.work()
+    await life.work(**length)
     life.assert_within(budget=budget, pairs=True)
 
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -25,6 +24,7 @@ from context_compiler.record.schema import APPLICATION_ID
 from context_compiler.record.values import Entry
 from tests.middleware.faulty import Faulty, locked
 from tests.support.agents import Notes
+from tests.support.warm import python
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -98,7 +98,7 @@ async def by_all_that_is_old(store: Any, place: Place) -> None:
 async def by_another_process(store: Any, place: Place) -> None:
     work = "import asyncio, sys; from context_compiler.record.store import open_place;"
     work += "asyncio.run(open_place(sys.argv[1]).scoped('ann').delete('talk'))"
-    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", work, str(place.address)], check=True)
+    await asyncio.to_thread(subprocess.run, [python(), "-c", work, str(place.address)], check=True)
 
 
 WAYS = [delete, erase, by_another_store, by_all_that_is_old, by_another_process]
@@ -108,8 +108,16 @@ def given_up(faulty: Faulty) -> list[str]:
     return [str(error) for error in faulty.errors if "will not be made" in str(error)]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(
+    ("place", "way", "known"),
+    [
+        *(("sqlite", way, known) for way in WAYS for known in (False, True)),
+        ("postgres", delete, True),
+        ("postgres", by_another_process, False),
+        ("postgres", by_all_that_is_old, False),
+    ],
+    indirect=["place"],
+)
 async def test_data_deleted_before_a_delayed_write_stays_deleted(place: Place, way: Any, known: bool) -> None:
     store = place.open()
     faulty = Faulty(Notes(), store=store, owner="ann")

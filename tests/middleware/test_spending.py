@@ -89,7 +89,7 @@ async def test_a_deleted_session_has_no_spending(tmp_path: Path) -> None:
     asked: list[int] = []
     for kind in ("Question", "Remark"):
         history, before = list[ModelMessage](), notes.asked
-        for turn in range(30):
+        for turn in range(16):
             prompt = f"{kind} {turn}: {prose(turn + 500, 300)}"
             history = (await agent.run(prompt, message_history=history, conversation_id="talk")).all_messages()
         asked.append(notes.asked - before)

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 Start = Callable[[str], subprocess.Popen[str]]
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Start, RunQueue]:
     """Starts a process of DBOS; and the queue of its runs. DBOS keeps its own tables beside them."""
     address: str | None = None
@@ -56,7 +56,9 @@ def result(process: subprocess.Popen[str]) -> Any:
     return json.loads(out.splitlines()[-1])
 
 
-@pytest.mark.parametrize("how", ["plain", "steps"])
+@pytest.mark.parametrize(
+    ("how", "place"), [("plain", "sqlite"), ("steps", "sqlite"), ("steps", "postgres")], indirect=["place"]
+)
 async def test_a_run_of_a_killed_process_is_recovered_at_its_stage(
     how: str, place: tuple[Start, RunQueue], tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ from context_compiler.pipeline.stores.files import FileRuns
 from tests.pipeline.conftest import Open
 from tests.pipeline.playing import graph, play
 from tests.pipeline.test_kept import INFO, full_disk
+from tests.support.warm import python
 
 STATE = RunState(lineage=Lineage(root_run_id="r"), graph=Hashes(snapshot="x"), next_node="a")
 
@@ -251,10 +252,10 @@ print(written() - before)
 @pytest.mark.parametrize("where", ["folder", "sqlite"])
 def test_saving_a_loop_in_one_conversation_costs_in_proportion_to_what_it_adds(tmp_path: Path, where: str) -> None:
     written: list[int] = []
-    for visits in (50, 200):
+    for visits in (25, 100):
         folder = tmp_path / str(visits)
         folder.mkdir()
-        command = [sys.executable, "-c", ONE_CONVERSATION, str(folder), where, str(visits)]
+        command = [python(), "-c", ONE_CONVERSATION, str(folder), where, str(visits)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
         written.append(int(done.stdout))
     assert written[1] < 5 * written[0], written  # 4 if linear, 16 if each visit wrote the conversation again

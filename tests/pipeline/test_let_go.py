@@ -6,10 +6,10 @@ import asyncio
 import gc
 import os
 import signal
+import sqlite3
 import time
-from collections.abc import AsyncGenerator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from collections.abc import Generator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,28 +25,31 @@ TEXT = graph("start->done")
 OPEN = Path("/proc/self/fd")
 
 
-@asynccontextmanager
-async def busy_thread() -> AsyncGenerator[None]:
-    """For as long as this lasts and a little longer, whatever goes to a thread has to wait."""
-    loop = asyncio.get_running_loop()
-    with ThreadPoolExecutor(1) as threads:
-        loop.set_default_executor(threads)
-        sleeping = loop.run_in_executor(None, time.sleep, 0.1)
+@contextmanager
+def locked(file: Path) -> Generator[None]:
+    """Let whatever writes to a file wait for a tenth of a second."""
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        release = asyncio.get_running_loop().call_later(0.1, other.rollback)
         yield
-        await sleeping
+        release.cancel()
 
 
 async def test_a_cancelled_run_writes_nothing_after_its_release(tmp_path: Path) -> None:
-    async with busy_thread():
-        task = asyncio.create_task(run_pipeline(TEXT, runs=tmp_path / "r.db"))
+    file = tmp_path / "r.db"
+    store = SQLiteRuns(file)
+    assert await store.runs() == []
+    await store.close()
+    with locked(file):
+        task = asyncio.create_task(run_pipeline(TEXT, runs=file))
         await asyncio.sleep(0.02)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        there = {path.name for path in tmp_path.iterdir()}
         assert asyncio.all_tasks() == {asyncio.current_task()}
-        await asyncio.sleep(0.2)
-        assert {path.name for path in tmp_path.iterdir()} == there == {"r.db"}
+    there = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    await asyncio.sleep(0.2)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == there and "r.db-wal" not in there
 
 
 async def test_a_state_whose_save_was_cancelled_does_not_leak_into_the_next(tmp_path: Path) -> None:
@@ -54,7 +57,7 @@ async def test_a_state_whose_save_was_cancelled_does_not_leak_into_the_next(tmp_
     async with store.own("r"):
         await store.begin(INFO, {})
         await store.save(STATE)
-        async with busy_thread():
+        with locked(store.path):
             task = asyncio.create_task(store.save(replace(STATE, branches={"p.1:x": {}})))
             await asyncio.sleep(0.02)
             task.cancel()

@@ -44,7 +44,7 @@ sys.exit(int(there.recv(16) or 70))
 """A program that ends as its child does; 70 where that was killed."""
 
 SCRIPT = "--script"
-"""First argument of a request that runs the script in the second."""
+"""First argument of a request that runs the script, or after `-c` or `-m` the code or module, in the next ones."""
 
 LONGEST = 100_000
 """Bytes of a request."""
@@ -74,8 +74,16 @@ def write_command(path: Path, *before: str) -> None:
 
 
 def write_python(path: Path) -> None:
-    """Write a program that runs a script as Python does."""
+    """Write a program that runs a script, a module or code as Python does."""
     write_command(path, SCRIPT)
+
+
+@cache
+def python() -> str:
+    """A program that runs what `sys.executable` would, to its end, without time for imports."""
+    path = Path(address()).with_name("python")
+    write_python(path)
+    return str(path)
 
 
 class Child:
@@ -143,7 +151,8 @@ def import_everything() -> None:
             import_module(module.name)
     TokenCounter().text("the encoding")
     with TemporaryDirectory() as folder, redirect_stdout(StringIO()), suppress(SystemExit):
-        import_module("context_compiler.cli.root").app(["demo", "--db", f"{folder}/context.db"])  # tables, schemas
+        demo = str(Path(context_compiler.__file__).parent / "data" / "demo.json")
+        import_module("context_compiler.cli.root").app(["compile", demo, "--db", f"{folder}/context.db"])  # schemas
 
 
 def run(
@@ -170,9 +179,7 @@ def run(
     code: Any = 1
     try:
         if args[:1] == [SCRIPT]:
-            sys.argv = args[1:]
-            sys.path.insert(0, str(Path(args[1]).parent))
-            runpy.run_path(args[1], run_name="__main__")
+            run_python(args[1:])
         else:
             import_module("context_compiler.cli").main()
         code = 0
@@ -184,6 +191,21 @@ def run(
         sys.stdout.flush()
         there.send(b"%d" % code)
         os._exit(code)
+
+
+def run_python(args: list[str]) -> None:
+    """Run a script, or after `-c` or `-m` code or a module."""
+    sys.argv = args
+    if args[0] == "-c":
+        sys.argv = ["-c", *args[2:]]
+        exec(compile(args[1], "<string>", "exec"), {"__name__": "__main__"})
+    elif args[0] == "-m":
+        sys.argv = args[1:]
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(args[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(args[0]).parent))
+        runpy.run_path(args[0], run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from context_compiler.testing import ContextFailure, Recording, live, write_html
+from tests.support.warm import python
 from tests.testing.agents import RULE, failure, matters, trimming
 
 MODULE = "context_compiler.testing.plugin"
@@ -44,7 +45,7 @@ def test_planted(contexts, number):
 
 
 def run_pytest(folder: Path, *arguments: str) -> str:
-    command = [sys.executable, "-m", "pytest", "-p", "no:contexts", "-p", MODULE, "-p", "no:cacheprovider", "-q"]
+    command = [python(), "-m", "pytest", "-p", "no:contexts", "-p", MODULE, "-p", "no:cacheprovider", "-q"]
     done = subprocess.run([*command, *arguments], cwd=folder, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
@@ -11,15 +10,16 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
-from threading import Lock
 from typing import Any
+from weakref import finalize
 
 from context_compiler.errors import PipelineError
-from context_compiler.paths import OpenDatabase, make_private
+from context_compiler.paths import make_private
 from context_compiler.pipeline.stores import Lost, is_owned, own_run
 from context_compiler.pipeline.stores.sql import STATEMENTS, VERSION, SQLRuns, Statement
-from context_compiler.record.background import hold_at_fork
+from context_compiler.record.files import File, FileDatabase
 from context_compiler.record.rows import transaction
+from context_compiler.record.sqlite import decode_leniently
 
 log = logging.getLogger("context_compiler.pipeline")
 
@@ -28,88 +28,58 @@ NOW = "((julianday('now') - 2440587.5) * 86400.0)"
 """Seconds since 1970, by the clock of this machine."""
 
 
-class SQLiteDatabase:
+class SQLiteDatabase(File):
     """Transactions on one SQLite file, which several processes may use at once; opened at first use."""
 
     def __init__(self, path: Path, *, busy_timeout: float) -> None:
-        self.path, self._timeout = path, busy_timeout
-        self._lock = Lock()
-        hold_at_fork(self._lock, self, SQLiteDatabase._disconnect)
-        self._db: sqlite3.Connection | None = None
-        self._opened: OpenDatabase | None = None
+        super().__init__(path, read_only=False, busy_timeout_ms=round(1_000 * busy_timeout))
 
     @property
     def name(self) -> str:
         """Path of the file."""
         return str(self.path)
 
+    def locate(self) -> Path:
+        """Return the path of the file."""
+        return self.path
+
+    def connect(self, path: Path) -> FileDatabase:
+        """Open the file, and create its tables if it is new."""
+        return _open(path, self.busy_timeout_ms)
+
     async def transact(self, *statements: Statement) -> list[Sequence[Sequence[Any]]]:
         """Execute statements in one transaction."""
-        # In a thread, because it may have to wait for another process. A cancelled caller waits for the thread, because
-        # nothing may be written after somebody else owns the run, or after the file is closed.
-        working = asyncio.create_task(asyncio.to_thread(self._transact, statements))
+
+        def work(db: sqlite3.Connection) -> list[Sequence[Sequence[Any]]]:
+            with transaction(db):
+                return [_execute(db, statement) for statement in statements]
+
         try:
-            return await asyncio.shield(working)
-        except asyncio.CancelledError:
-            await asyncio.gather(working, return_exceptions=True)
-            raise
-
-    def _transact(self, statements: Sequence[Statement]) -> list[Sequence[Sequence[Any]]]:
-        with self._lock:
-            try:
-                db = self._connect()
-                with transaction(db):
-                    return [_execute(db, statement) for statement in statements]
-            except (sqlite3.Error, OSError, ValueError) as error:  # ValueError: the file name is invalid
-                advice = "restore a backup" if _is_damage(error) else "what was saved before is intact"
-                raise PipelineError(f"{self.path}: {error}; {advice}") from error
-
-    def _connect(self) -> sqlite3.Connection:
-        """Return the connection, reopened if the file was deleted or replaced."""
-        if self._db is not None and self._opened is not None and self._opened.gone():
-            self._disconnect()
-            self._opened.remove_log()
-        if self._db is None:
-            self._db = _open(self.path, self._timeout)
-            self._opened = OpenDatabase.at(self.path)
-        return self._db
+            return await self.perform(work)
+        except (sqlite3.Error, OSError, ValueError) as error:  # ValueError: the file name is invalid
+            advice = "restore a backup" if _is_damage(error) else "what was saved before is intact"
+            raise PipelineError(f"{self.path}: {error}; {advice}") from error
 
     async def empty_log(self) -> bool:
         """Rewrite the file without deleted rows, and empty SQLite's log; False while another process uses the file.
 
         This is needed because secure deletion does not overwrite the copies that SQLite leaves when it moves a row.
         """
-        return await asyncio.to_thread(self._empty_log)
 
-    def _empty_log(self) -> bool:
-        with self._lock:
-            try:
-                if self._db is not None:
-                    self._db.execute("VACUUM")
-                return self._db is None or not self._db.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchone()[0]
-            except sqlite3.OperationalError:  # another process is writing
-                return False
+        def work(db: sqlite3.Connection) -> bool:
+            db.execute("VACUUM")
+            return not db.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchone()[0]
 
-    async def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            self._disconnect()
-
-    def _disconnect(self) -> None:
-        db, self._db = self._db, None
-        if db is not None:
-            db.close()
+        try:
+            return await self.perform(work)
+        except sqlite3.OperationalError:  # another process is writing
+            return False
 
 
 def _is_damage(error: Exception) -> bool:
     """True if an error means that the file itself is damaged, or is no database."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
-
-def _decode(text: bytes) -> str:
-    """Decode stored text so that one damaged row does not hide the others; its reader finds the damage."""
-    return text.decode("utf-8", "surrogateescape")
 
 
 def _execute(db: sqlite3.Connection, statement: Statement) -> Sequence[Sequence[Any]]:
@@ -129,6 +99,7 @@ class SQLiteRuns(SQLRuns):
     def __init__(self, path: str | Path, *, busy_timeout: float = 5.0) -> None:
         self.path = Path(path).expanduser().absolute()
         self._file = SQLiteDatabase(self.path, busy_timeout=busy_timeout)
+        finalize(self, self._file.release).atexit = False  # the background loop closes all files at exit
         super().__init__(self._file)
 
     @asynccontextmanager
@@ -166,13 +137,13 @@ class SQLiteRuns(SQLRuns):
         return self.path.with_name(f"{self.path.name}-{mark}.lock")
 
 
-def _open(path: Path, timeout: float) -> sqlite3.Connection:
+def _open(path: Path, busy_timeout_ms: int) -> FileDatabase:
     """Open a file that only its owner may read, and create or upgrade its tables."""
     make_private(path.parent)
     with suppress(FileExistsError):  # SQLite gives -wal and -shm files the same mode
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    db = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
-    db.text_factory = _decode
+    db = sqlite3.connect(path, timeout=busy_timeout_ms / 1_000, isolation_level=None, factory=FileDatabase)
+    db.text_factory = decode_leniently  # one damaged row does not hide the others; its reader finds the damage
     with ExitStack() as undo:
         undo.callback(db.close)
         _prepare(db, path)
