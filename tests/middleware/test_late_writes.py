@@ -6,6 +6,7 @@ import asyncio
 import os
 import sqlite3
 import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
