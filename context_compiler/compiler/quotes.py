@@ -23,7 +23,7 @@ from context_compiler.recall.changes import corrections, mark_changes
 from context_compiler.recall.outline import phases
 from context_compiler.recall.passages import Passage, passages, write_quotation
 from context_compiler.recall.ranking import MAX_TERMS
-from context_compiler.recall.selection import choose
+from context_compiler.recall.selection import Candidates
 from context_compiler.template import prompt_text
 from context_compiler.tokens import TokenCounter
 
@@ -53,10 +53,8 @@ class _Sources:
     """Relevance of each candidate to the pending question; empty if the quotes are not chosen for it."""
     broad: bool
     """True if questions to this view may be about the whole conversation."""
-    wide: bool
-    """True if the pending question asks for a sequence or for the whole conversation."""
-    newer: Mapping[tuple[int, int], tuple[int, int]]
-    """Place of the passage that revises a candidate, by place of the candidate."""
+    pool: Candidates
+    """The candidates, ready to be selected from."""
 
     @classmethod
     def of(cls, selection: Selection, loose: Sequence[int], rules: Sequence[str], recall: bool) -> _Sources:
@@ -83,8 +81,7 @@ class _Sources:
             candidates=candidates,
             ranks=ranks,
             broad=selection.lasting or (question is not None and question.broad),
-            wide=question is not None and question.wide,
-            newer=newer,
+            pool=Candidates(candidates, ranks, wide=question is not None and question.wide, newer=newer),
         )
 
 
@@ -148,7 +145,7 @@ def _verbatim(
     chosen: list[Passage] = []
 
     def quoting(tokens: int) -> str:
-        chosen[:] = choose(sources.candidates, tokens, sources.ranks, wide=sources.wide, newer=sources.newer)
+        chosen[:] = sources.pool.choose(tokens)
         return write_quotation(chosen)
 
     quotes = identifiers_and_quotes(
@@ -324,14 +321,14 @@ def _own_note(selection: Selection, room: int) -> str:
         lambda _: (),
         selection.counter,
     )
-    current = [passage for passage, _ in ranked]
+    current = Candidates([passage for passage, _ in ranked], newer=newer)
     gone = set(selection.out)
     left_out = sum(turn.start in gone for turn in selection.draft.outline.turns)
     about_it = {"template": template_facts(template), "cap": room, "turns_left_out": left_out}
     share = room
     while share > MIN_QUOTES and (values or candidates):
         said = {name: truncate(text, share, selection.counter) for name, text in values.items()}
-        said["recent_turns"] = write_quotation(choose(current, share, newer=newer))
+        said["recent_turns"] = write_quotation(current.choose(share))
         fenced = {name: fence(TITLES[name], text) for name, text in said.items() if text.strip()}
         body = template.render({**fenced, **about_it})
         if selection.counter.text(body) <= room:
