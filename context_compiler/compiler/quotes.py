@@ -24,6 +24,7 @@ from context_compiler.recall.outline import phases
 from context_compiler.recall.passages import Passage, passages, write_quotation
 from context_compiler.recall.ranking import MAX_TERMS
 from context_compiler.recall.selection import Candidates
+from context_compiler.resilience import in_time
 from context_compiler.template import prompt_text
 from context_compiler.tokens import TokenCounter
 
@@ -236,8 +237,10 @@ def written_for(selection: Selection, summary: str, covered: set[int]) -> Writte
     said = set[int]() if selection.lasting else covered
     loose = [] if own_body else [index for index in selection.out if index not in said]
     recall = bool(selection.focus) or (bool(policy.recall) and (selection.brief or not selection.lasting))
-    quotes, quoted = write_quotes(
-        selection, loose, left, note=note, rules=_said_rules(written, selection), lost=bool(summary), recall=recall
+    said_rules, nothing = _said_rules(written, selection), ("", tuple[Quote, ...]())
+    quotes, quoted = in_time(
+        lambda: write_quotes(selection, loose, left, note=note, rules=said_rules, lost=bool(summary), recall=recall),
+        nothing,
     )
     channel = policy.inject if summary else "user"
     return replace(written, quotes=quotes, channel=channel, own=own_body, quoted=(*written.quoted, *quoted))
@@ -283,10 +286,10 @@ def _note(summary: str, selection: Selection, cap: int) -> str:
     if room < MIN_QUOTES:
         return ""
     if not summary:
-        note = note_text(_own_note(selection, room), preface)
+        note = note_text(in_time(lambda: _own_note(selection, room), ""), preface)
         small = selection.policy.template.compiler != "none" and cost(note, counter) * SMALL_NOTE > selection.target
         return "" if small else note
-    corrected = corrections(changes_of(selection.history), summary)
+    corrected = in_time(lambda: corrections(changes_of(selection.history), summary), "")
     left = room - counter.text(corrected) - 2 if corrected else room
     return note_text("\n\n".join(filter(None, (_fit_safely(summary, left, counter), neutralize(corrected)))), preface)
 

@@ -113,7 +113,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             another owner. None is the owner of the store.
         redact: Function that returns the part of a text that may be recorded.
         dry_run: Record and log the view that would be sent, but send raw history.
-        timeout: Time limit in seconds of a compile, and of any other code of yours that a request waits for.
+        timeout: Time limit in seconds of a compile, of searching a history, and of any other code of yours that a
+            request waits for.
         record_timeout: Seconds that a request waits for the record, in all; what takes longer is written behind the
             answer. None waits as long as the store does.
         on_view: Called with every view before it is sent; may be async, then within `timeout`.

@@ -61,7 +61,7 @@ from context_compiler.middleware.store_access import limited
 from context_compiler.recall.question import pending_question
 from context_compiler.record.store import Tenants
 from context_compiler.record.values import PRICE, Record, check_owner, now, with_null_reasons
-from context_compiler.resilience import attempt, try_await
+from context_compiler.resilience import TimeLimit, attempt, try_await
 from context_compiler.settings import Settings
 from context_compiler.tokens import PROVIDER, Ratios
 
@@ -281,15 +281,22 @@ class Middleware:
         return request, result
 
     async def _respond(self, run: Run, request: Request, host: Host) -> Result:
-        return await self._off_loop(run, request, host, partial(respond, self.state, run, request))
+        limit = TimeLimit(self.arguments.timeout)
+        result = await self._off_loop(run, request, host, partial(respond, self.state, run, request), limit)
+        return replace(result, fault=limit.error or result.fault)
 
     async def _off_loop(
-        self, run: Run, request: Request, host: Host, work: Callable[..., Coroutine[Any, Any, Result]]
+        self,
+        run: Run,
+        request: Request,
+        host: Host,
+        work: Callable[..., Coroutine[Any, Any, Result]],
+        limit: TimeLimit | None = None,
     ) -> Result:
         """Run `work` with the host; off the event loop if the request is long, or cannot be measured."""
         if attempt(lambda: is_long(request.messages, run.raw)).value is False:
             return await work(host=host)
-        return await off_loop(lambda there: work(host=there), host)
+        return await off_loop(lambda there: work(host=there), host, limit)
 
     def _settle(self, run: Run, request: Request, result: Result) -> None:
         changed = result.next_cycle is not None and result.next_cycle is not run.cycle

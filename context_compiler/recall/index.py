@@ -19,6 +19,7 @@ from context_compiler.messages.items import Item, Kind
 from context_compiler.recall.changes import Changes
 from context_compiler.recall.passages import WIDTH, answer_text
 from context_compiler.recall.terms import passage_terms, terms
+from context_compiler.resilience import check_time
 
 SPEAKERS = 4
 NOBODY, USER, ASSISTANT, TOOL = range(SPEAKERS)
@@ -131,13 +132,15 @@ class Index:
         """Index the new messages of a history that begins with the indexed ones.
 
         Raises:
+            OutOfTimeError: The time is used up; the messages indexed so far are kept.
             ValueError: The history begins with other messages.
         """
         if not self.extends_to(history):
             raise ValueError("the history does not begin with the messages that were indexed")
         for position in range(len(self), len(history)):
+            check_time()
             self._add(position, history.readings[position])
-        self.tip = history.tip
+            self.tip = history.ids[position]
 
     @property
     def average(self) -> float:
@@ -248,9 +251,11 @@ _kept = Memo[str, Index](ROOM, weigh=lambda index: min(len(index) + index.total,
 def index_of(history: History) -> Index:
     """Index of a history; extends a cached index of its longest known prefix, if there is one."""
     index = next((kept for name in reversed(history.ids) if (kept := _kept.take(name)) is not None), None) or Index()
-    index.extend(history)
-    if index.tip is not None:
-        _kept.keep(index.tip, index)
+    try:
+        index.extend(history)
+    finally:
+        if index.tip is not None:
+            _kept.keep(index.tip, index)
     return index
 
 

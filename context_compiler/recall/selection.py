@@ -35,6 +35,7 @@ from context_compiler.messages.instructions import instruction_sentences
 from context_compiler.recall.passages import Passage, Quotation
 from context_compiler.recall.ranking import END
 from context_compiler.recall.terms import words
+from context_compiler.resilience import check_time
 
 T = TypeVar("T")
 
@@ -147,6 +148,7 @@ class Candidates:
     @cached_property
     def _rates(self) -> Sequence[float]:
         """Worth per token of each candidate, less if it is outdated or was said often."""
+        check_time()
         parts = parts_of(self._ordered)
         worth, prices = worths(self._ordered, parts, asked=bool(self._ranks)), _prices(self._ordered, parts)
         counts = zip(worth, _once(self._ordered), prices, strict=True)
