@@ -359,8 +359,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         return mine
 
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Callable[[], Awaitable[Any]]) -> Any:
-        """Record the last answer too, and close the store after the last run in progress, however the run ends."""
-        self._middleware.runs += 1
+        """Record the last answer too."""
         compiles = bool(ctx.run_id) and not self._only_records
         if compiles and _COMPILING.setdefault(str(ctx.run_id), self) is not self:
             both = SettingsError(TWO_COMPILERS.format("the second compiles what the first sends"))
@@ -374,10 +373,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             await _run_work(lambda _: self._middleware.finish_run(self._run, ctx, result.all_messages()))
             return result
         finally:
-            self._middleware.runs -= 1
             if compiles and _COMPILING.get(str(ctx.run_id)) is self:
                 del _COMPILING[str(ctx.run_id)]
-            await _run_work(lambda _: self._middleware.rest())
 
     async def _view(self, ctx: RunContext[Any], outgoing: ModelRequestContext) -> ModelRequestContext:
         self._request = None
