@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from context_compiler.messages.history import History
@@ -373,14 +374,15 @@ class Changes:
         for position in range(self._read, len(self._said)):
             check_time()
             texts = [(by_user, self._without_speaker(text)) for by_user, text in self._said[position]]
-            for by_user, text in texts:
+            pieces = [sentences(text) for _, text in texts]
+            for (by_user, text), own in zip(texts, pieces, strict=True):
                 for sentence, revision in revisions(text):
                     self._compare(position, sentence, revision)
-                for sentence in sentences(text):
+                for sentence in own:
                     said = _Said(position, by_user, sentence)
                     self._state(said)
                     self._claim(said)
-            words = "\n".join(piece for _, text in texts for piece in sentences(text))
+            words = "\n".join(chain.from_iterable(pieces))
             for term in frozenset(terms(words)) - _GENERAL:
                 self._messages_with[term].append(position)
             self._read = position + 1

@@ -10,6 +10,7 @@ import re
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
+from itertools import chain
 from math import log1p
 
 from context_compiler.cache import Memo
@@ -173,7 +174,7 @@ class Index:
         self.speakers.append(NOBODY)
         self.cues.append(0)
         self.sessions.append(len(self.days) - 1)
-        counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        counts: dict[int, Counter[str]] = {}
         for item in reading.items:
             speaker = _SPEAKERS.get(item.kind, NOBODY)
             if item.mark is not None or speaker == NOBODY:
@@ -184,14 +185,18 @@ class Index:
             if speaker != TOOL and len(text) <= WIDTH:
                 own = passage_terms(text.strip())  # the message is one passage, whose terms are counted only once
             else:
-                own = Counter(term for piece in _scanned(item, answer) for term in terms(piece))
-            counts[home].update(own)
+                own = Counter(chain.from_iterable(map(terms, _scanned(item, answer))))
+            counts[home] = counts[home] + own if home in counts else own
             if self.speakers[home] in (NOBODY, TOOL):
                 self.speakers[home] = speaker
             self._note(home, speaker, text, own.total())
         for home, own in counts.items():
             for term, times in own.items():
-                self.posts.setdefault(term, array("I")).extend((home, times))
+                posts = self.posts.get(term)
+                if posts is None:
+                    self.posts[term] = array("I", (home, times))
+                else:
+                    posts.extend((home, times))
         self.excess.append(min(MAX_EXCESS, max(0.0, log1p(self.costs[position]) - USUAL)))
 
     def _place(self, position: int, item: Item) -> int:
