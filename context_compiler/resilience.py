@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from inspect import isawaitable
 from typing import Any, Generic, TypeVar, cast
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, TextPart
+
+from context_compiler.errors import ContextCompilerError
 
 T = TypeVar("T")
 
@@ -80,6 +84,55 @@ async def call_within(seconds: float, callback: Callable[[Any], Any], what: Any,
     result = callback(what)
     if isawaitable(result):
         await await_within(seconds, result, late)
+
+
+class OutOfTimeError(ContextCompilerError):
+    """The time that a request may spend on searching its history is used up."""
+
+
+class TimeLimit:
+    """Seconds of CPU that one thread may spend on what a view can do without; waiting does not count."""
+
+    def __init__(self, seconds: float) -> None:
+        """Start no clock yet."""
+        self.seconds = seconds
+        self.error: OutOfTimeError | None = None
+        """The error that `check` has raised."""
+        self._end = float("inf")
+
+    @contextmanager
+    def applied(self) -> Generator[None]:
+        """Apply the limit to everything that this thread does within, starting now."""
+        self._end = time.thread_time() + self.seconds
+        token = _LIMIT.set(self)
+        try:
+            yield
+        finally:
+            _LIMIT.reset(token)
+
+    def check(self) -> None:
+        """Raise `OutOfTimeError` if the time is used up."""
+        if time.thread_time() > self._end:
+            self.error = OutOfTimeError(f"searching a history takes more than {self.seconds:g} s (timeout)")
+            raise self.error
+
+
+_LIMIT: ContextVar[TimeLimit | None] = ContextVar("time_limit", default=None)
+
+
+def check_time() -> None:
+    """Raise `OutOfTimeError` if the time of the current request is used up; what is kept so far serves later ones."""
+    limit = _LIMIT.get()
+    if limit is not None:
+        limit.check()
+
+
+def in_time(work: Callable[[], T], otherwise: T) -> T:
+    """Call `work`; return `otherwise` if the time of the current request is used up."""
+    try:
+        return work()
+    except OutOfTimeError:
+        return otherwise
 
 
 class Breaker:

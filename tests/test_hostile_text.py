@@ -24,7 +24,7 @@ from context_compiler.messages.tool_lines import call_line, outcome_line
 from context_compiler.messages.turns import outline, pair
 from context_compiler.pipeline import dot
 from context_compiler.recall.passages import passages
-from context_compiler.recall.selection import choose
+from context_compiler.recall.selection import Candidates
 from context_compiler.recall.terms import terms
 from tests.support.builders import assistant, user
 from tests.support.growth import assert_bounded, cpu
@@ -102,7 +102,7 @@ def quote(text: str) -> object:
     messages: list[ModelMessage] = [user(text), assistant("Thanks."), user("And now?")]
     history = Reader(COUNTER).read(messages)
     turns = outline(history, pair(history))
-    return choose(passages(history, turns, range(2), COUNTER), 1_000)
+    return Candidates(passages(history, turns, range(2), COUNTER)).choose(1_000)
 
 
 READERS: Mapping[str, Callable[[str], object]] = {

@@ -15,6 +15,7 @@ from context_compiler.errors import CompileError
 from context_compiler.messages.history import History
 from context_compiler.messages.items import parse_arguments
 from context_compiler.record.values import Compile, now, with_null_reasons
+from context_compiler.resilience import in_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +48,10 @@ def compile_row(
     """
     whole = compiled is None or compiled == len(selection.span)
     parsed = json_object(answer.text) if answer else None
+    used = request is not None and status == "ok"
     lost = (
-        lost_specifics(selection.history, selection.draft.outline, selection.span)
-        if request and status == "ok"
+        in_time(lambda: lost_specifics(selection.history, selection.draft.outline, selection.span), None)
+        if used
         else None
     )
     row = _compile_row(
@@ -72,7 +74,7 @@ def compile_row(
         error=error,
     )
     why = {"summary_json": "the answer is not a JSON object", "cache_key": "not to be used again"}
-    why["survival"] = "the answer is not used"
+    why["survival"] = "there was no time to read it" if used else "the answer is not used"
     if request is None:
         why = dict.fromkeys([*why, "compiled_prompt", "raw_output"], "no model was asked")
     return with_null_reasons(row, why)

@@ -23,7 +23,8 @@ from context_compiler.recall.changes import corrections, mark_changes
 from context_compiler.recall.outline import phases
 from context_compiler.recall.passages import Passage, passages, write_quotation
 from context_compiler.recall.ranking import MAX_TERMS
-from context_compiler.recall.selection import choose
+from context_compiler.recall.selection import Candidates
+from context_compiler.resilience import in_time
 from context_compiler.template import prompt_text
 from context_compiler.tokens import TokenCounter
 
@@ -53,10 +54,8 @@ class _Sources:
     """Relevance of each candidate to the pending question; empty if the quotes are not chosen for it."""
     broad: bool
     """True if questions to this view may be about the whole conversation."""
-    wide: bool
-    """True if the pending question asks for a sequence or for the whole conversation."""
-    newer: Mapping[tuple[int, int], tuple[int, int]]
-    """Place of the passage that revises a candidate, by place of the candidate."""
+    pool: Candidates
+    """The candidates, ready to be selected from."""
 
     @classmethod
     def of(cls, selection: Selection, loose: Sequence[int], rules: Sequence[str], recall: bool) -> _Sources:
@@ -83,8 +82,7 @@ class _Sources:
             candidates=candidates,
             ranks=ranks,
             broad=selection.lasting or (question is not None and question.broad),
-            wide=question is not None and question.wide,
-            newer=newer,
+            pool=Candidates(candidates, ranks, wide=question is not None and question.wide, newer=newer),
         )
 
 
@@ -148,7 +146,7 @@ def _verbatim(
     chosen: list[Passage] = []
 
     def quoting(tokens: int) -> str:
-        chosen[:] = choose(sources.candidates, tokens, sources.ranks, wide=sources.wide, newer=sources.newer)
+        chosen[:] = sources.pool.choose(tokens)
         return write_quotation(chosen)
 
     quotes = identifiers_and_quotes(
@@ -239,8 +237,10 @@ def written_for(selection: Selection, summary: str, covered: set[int]) -> Writte
     said = set[int]() if selection.lasting else covered
     loose = [] if own_body else [index for index in selection.out if index not in said]
     recall = bool(selection.focus) or (bool(policy.recall) and (selection.brief or not selection.lasting))
-    quotes, quoted = write_quotes(
-        selection, loose, left, note=note, rules=_said_rules(written, selection), lost=bool(summary), recall=recall
+    said_rules, nothing = _said_rules(written, selection), ("", tuple[Quote, ...]())
+    quotes, quoted = in_time(
+        lambda: write_quotes(selection, loose, left, note=note, rules=said_rules, lost=bool(summary), recall=recall),
+        nothing,
     )
     channel = policy.inject if summary else "user"
     return replace(written, quotes=quotes, channel=channel, own=own_body, quoted=(*written.quoted, *quoted))
@@ -286,10 +286,10 @@ def _note(summary: str, selection: Selection, cap: int) -> str:
     if room < MIN_QUOTES:
         return ""
     if not summary:
-        note = note_text(_own_note(selection, room), preface)
+        note = note_text(in_time(lambda: _own_note(selection, room), ""), preface)
         small = selection.policy.template.compiler != "none" and cost(note, counter) * SMALL_NOTE > selection.target
         return "" if small else note
-    corrected = corrections(changes_of(selection.history), summary)
+    corrected = in_time(lambda: corrections(changes_of(selection.history), summary), "")
     left = room - counter.text(corrected) - 2 if corrected else room
     return note_text("\n\n".join(filter(None, (_fit_safely(summary, left, counter), neutralize(corrected)))), preface)
 
@@ -324,14 +324,14 @@ def _own_note(selection: Selection, room: int) -> str:
         lambda _: (),
         selection.counter,
     )
-    current = [passage for passage, _ in ranked]
+    current = Candidates([passage for passage, _ in ranked], newer=newer)
     gone = set(selection.out)
     left_out = sum(turn.start in gone for turn in selection.draft.outline.turns)
     about_it = {"template": template_facts(template), "cap": room, "turns_left_out": left_out}
     share = room
     while share > MIN_QUOTES and (values or candidates):
         said = {name: truncate(text, share, selection.counter) for name, text in values.items()}
-        said["recent_turns"] = write_quotation(choose(current, share, newer=newer))
+        said["recent_turns"] = write_quotation(current.choose(share))
         fenced = {name: fence(TITLES[name], text) for name, text in said.items() if text.strip()}
         body = template.render({**fenced, **about_it})
         if selection.counter.text(body) <= room:

@@ -25,7 +25,7 @@ from context_compiler.messages.shapes import apply_shape
 from context_compiler.recall import Index, Question, Ranking, Relevance, index_of, question_text
 from context_compiler.recall.changes import mark_changes
 from context_compiler.recall.passages import Passage, answer_text, new_passages, passages, write_quotation
-from context_compiler.recall.selection import choose, spread
+from context_compiler.recall.selection import Candidates, spread
 from context_compiler.tokens import TokenCounter
 
 MIN_BLOCK = 48
@@ -319,10 +319,11 @@ def _write(
     """Select passages and write them fenced, after a line `first`, in at most `room` tokens; empty if nothing fits."""
     before = accumulate((passage.tokens for passage, _ in ranked), initial=0)
     weighed = [pair for pair, tokens in zip(ranked, before, strict=False) if tokens <= DEEP * room]
-    candidates, ranks = [passage for passage, _ in weighed], [score for _, score in weighed]
+    ranks = [score for _, score in weighed]
+    candidates = Candidates([passage for passage, _ in weighed], ranks, wide=wide, newer=newer)
     alone = fence(RECALLED_TITLE, first) if first else ""
     left = room - counter.text(alone or fence(RECALLED_TITLE, "x")) - 8 - MESSAGE_OVERHEAD
-    while left > 0 and (chosen := choose(candidates, left, ranks, wide=wide, newer=newer)):
+    while left > 0 and (chosen := candidates.choose(left)):
         text = fence(RECALLED_TITLE, "\n".join(filter(None, (first, write_quotation(chosen)))))
         over = counter.labelled(text) + MESSAGE_OVERHEAD - room
         if over <= 0:

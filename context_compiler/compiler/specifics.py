@@ -21,6 +21,7 @@ from context_compiler.messages.instructions import is_instruction
 from context_compiler.messages.items import Item, Kind, parse_arguments
 from context_compiler.messages.prompts import MAX_SENTENCE, sentence_ends
 from context_compiler.messages.turns import Outline
+from context_compiler.resilience import check_time
 
 SCANNED = 100_000
 """Characters read from each end of a text."""
@@ -239,6 +240,7 @@ def mentions(history: History, outline: Outline, positions: Iterable[int], *, ru
     starts = outline.starts
     occurrences: list[Mention] = []
     for position in _newest(history, positions):
+        check_time()
         turn = outline.turns[bisect_right(starts, position) - 1].index
         for part, item in enumerate(history.readings[position].items):
             if item.mark is not None or item.kind not in SPEAKERS:

@@ -32,7 +32,7 @@ from context_compiler.messages.turns import outline, pair
 from context_compiler.middleware.arguments import check_model_name
 from context_compiler.middleware.writer import ask
 from context_compiler.recall.passages import passages, write_quotation
-from context_compiler.recall.selection import choose
+from context_compiler.recall.selection import Candidates
 from context_compiler.record.values import Compile, now, with_null_reasons
 from context_compiler.resilience import try_await
 from context_compiler.template import Template
@@ -170,7 +170,7 @@ def _failed_summary(prompts: tuple[str, ...], answer: SummaryResponse | None, fa
 
 def _quotes(history: History, room: int, reader: Reader) -> str:
     candidates = passages(history, outline(history, pair(history)), range(len(history)), reader.counter)
-    return write_quotation(choose(candidates, room))
+    return write_quotation(Candidates(candidates).choose(room))
 
 
 def _missing_specifics(specifics: Sequence[Specific], text: str, before: str, room: int, reader: Reader) -> str:

@@ -113,7 +113,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             another owner. None is the owner of the store.
         redact: Function that returns the part of a text that may be recorded.
         dry_run: Record and log the view that would be sent, but send raw history.
-        timeout: Time limit in seconds of a compile, and of any other code of yours that a request waits for.
+        timeout: Time limit in seconds of a compile, of searching a history, and of any other code of yours that a
+            request waits for.
         record_timeout: Seconds that a request waits for the record, in all; what takes longer is written behind the
             answer. None waits as long as the store does.
         on_view: Called with every view before it is sent; may be async, then within `timeout`.
@@ -358,8 +359,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         return mine
 
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Callable[[], Awaitable[Any]]) -> Any:
-        """Record the last answer too, and close the store after the last run in progress, however the run ends."""
-        self._middleware.runs += 1
+        """Record the last answer too."""
         compiles = bool(ctx.run_id) and not self._only_records
         if compiles and _COMPILING.setdefault(str(ctx.run_id), self) is not self:
             both = SettingsError(TWO_COMPILERS.format("the second compiles what the first sends"))
@@ -373,10 +373,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             await _run_work(lambda _: self._middleware.finish_run(self._run, ctx, result.all_messages()))
             return result
         finally:
-            self._middleware.runs -= 1
             if compiles and _COMPILING.get(str(ctx.run_id)) is self:
                 del _COMPILING[str(ctx.run_id)]
-            await _run_work(lambda _: self._middleware.rest())
 
     async def _view(self, ctx: RunContext[Any], outgoing: ModelRequestContext) -> ModelRequestContext:
         self._request = None

@@ -61,7 +61,7 @@ from context_compiler.middleware.store_access import limited
 from context_compiler.recall.question import pending_question
 from context_compiler.record.store import Tenants
 from context_compiler.record.values import PRICE, Record, check_owner, now, with_null_reasons
-from context_compiler.resilience import attempt, try_await
+from context_compiler.resilience import TimeLimit, attempt, try_await
 from context_compiler.settings import Settings
 from context_compiler.tokens import PROVIDER, Ratios
 
@@ -84,7 +84,6 @@ class Middleware:
         """
         arguments.check()
         self.arguments = arguments
-        self.runs = 0
         self.last_view: View | None = None
         self.state = CompilerState.of(arguments)
         self._reports = Reports(arguments)
@@ -92,7 +91,7 @@ class Middleware:
         self.archive = Archive(arguments, self.report)
         """Archive of the owner that is known without a run; `scoped` gives those of other owners."""
         self._last_requests = LastRequests(self.archive, self.state.reader)
-        self._summaries = Summaries(arguments, self.state.counter, self.report, self.rest)
+        self._summaries = Summaries(arguments, self.state.counter, self.report)
         self._ratios = Ratios()
         self._counts: ProviderCounts | None = None
         if arguments.counter == PROVIDER:
@@ -127,16 +126,13 @@ class Middleware:
         )
 
     async def steer(self, work: Callable[[Manual], Awaitable[T]], owner: str | None) -> T:
-        """Run a manual operation on a conversation of an owner, and close the store if no run is in progress."""
+        """Run a manual operation on a conversation of an owner."""
         await self._prepare()
         archive = await self._archive_of(owner)
-        try:
-            with operation():
-                return await work(
-                    Manual(self.state, archive, self._ratios, self._profiles.get, self._summaries, self.report)
-                )
-        finally:
-            await self.rest()
+        with operation():
+            return await work(
+                Manual(self.state, archive, self._ratios, self._profiles.get, self._summaries, self.report)
+            )
 
     async def view(self, run: Run, request: Request, host: Host) -> View:
         """Make and record the view of a request. Raises nothing but cancellation."""
@@ -281,15 +277,22 @@ class Middleware:
         return request, result
 
     async def _respond(self, run: Run, request: Request, host: Host) -> Result:
-        return await self._off_loop(run, request, host, partial(respond, self.state, run, request))
+        limit = TimeLimit(self.arguments.timeout)
+        result = await self._off_loop(run, request, host, partial(respond, self.state, run, request), limit)
+        return replace(result, fault=limit.error or result.fault)
 
     async def _off_loop(
-        self, run: Run, request: Request, host: Host, work: Callable[..., Coroutine[Any, Any, Result]]
+        self,
+        run: Run,
+        request: Request,
+        host: Host,
+        work: Callable[..., Coroutine[Any, Any, Result]],
+        limit: TimeLimit | None = None,
     ) -> Result:
         """Run `work` with the host; off the event loop if the request is long, or cannot be measured."""
         if attempt(lambda: is_long(request.messages, run.raw)).value is False:
             return await work(host=host)
-        return await off_loop(lambda there: work(host=there), host)
+        return await off_loop(lambda there: work(host=there), host, limit)
 
     def _settle(self, run: Run, request: Request, result: Result) -> None:
         changed = result.next_cycle is not None and result.next_cycle is not run.cycle
@@ -426,13 +429,13 @@ class Middleware:
         return SummaryCall(key=key, prompts=prompts, cap=cap, writer=writer, archive=archive, session=session)
 
     async def close(self) -> None:
-        """Cancel the background work of this event loop, and close the store if no run is in progress."""
+        """Cancel the background work of this event loop, and close the store."""
         await self.state.pending.end()
         await self._summaries.wait_until_withdrawn()
         await self._record_unused()
         await self.archive.finish()
         await self.archive.catch_up()
-        await self.rest()
+        await self.archive.close()
 
     async def _record_unused(self) -> None:
         """Record background compiles that no request will use, because they had a cost."""
@@ -485,17 +488,11 @@ class Middleware:
 
     async def views(self, session: str | None, owner: str | None) -> list[Record]:
         """Recorded views; StoreError if they cannot be read."""
-        try:
-            return await (await self._archive_of(owner)).store.views(session)
-        finally:
-            await self.rest()
+        return await (await self._archive_of(owner)).store.views(session)
 
     async def transcript(self, session: str, owner: str | None) -> list[ModelMessage]:
         """The raw history of a conversation; StoreError if it cannot be read."""
-        try:
-            return await (await self._archive_of(owner)).transcript(session)
-        finally:
-            await self.rest()
+        return await (await self._archive_of(owner)).transcript(session)
 
     async def _archive_of(self, owner: str | None) -> Archive:
         """The archive of an owner, after its delayed writes; None means the only owner.
@@ -508,11 +505,6 @@ class Middleware:
         archive = self.archive if owner is None else self.archive.scoped(check_owner(owner))
         await archive.settle()
         return archive
-
-    async def rest(self) -> None:
-        """Close the store if no run is in progress."""
-        if self.runs == 0:
-            await self.archive.close()
 
 
 def record_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -15,6 +15,7 @@ from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.middleware.request import Host
+from context_compiler.resilience import TimeLimit
 
 T = TypeVar("T")
 
@@ -22,11 +23,12 @@ INTERRUPTIBLE_S = 0.1
 """Seconds for which a blocked thread waits before it gives an engine a chance to interrupt it."""
 
 
-async def off_loop(work: Callable[[Host], Coroutine[Any, Any, T]], host: Host) -> T:
+async def off_loop(work: Callable[[Host], Coroutine[Any, Any, T]], host: Host, limit: TimeLimit | None = None) -> T:
     """Run a coroutine to completion in a worker thread; its calls to the host run in this loop.
 
     If the loop has no threads (some durable engines) or cannot start one, the coroutine runs in this loop. When the
-    caller is cancelled, the coroutine is cancelled at its next await.
+    caller is cancelled, the coroutine is cancelled at its next await. The limit applies only in the thread, whose time
+    no other work takes.
     """
     here = asyncio.get_running_loop()
     tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = []
@@ -37,7 +39,8 @@ async def off_loop(work: Callable[[Host], Coroutine[Any, Any, T]], host: Host) -
         return await task
 
     def run() -> T:
-        return asyncio.run(main())
+        with limit.applied() if limit is not None else nullcontext():
+            return asyncio.run(main())
 
     try:
         done = here.run_in_executor(None, partial(copy_context().run, run))

@@ -105,7 +105,6 @@ class CompilingHistoryProcessor:
         rules = await self._middleware.declared_rules(run, ctx)
         request = replace(processor_request(ctx, raw, self._middleware.state.counter), owner=owner, rules=rules)
         made = await self._middleware.view(run, request, _ProcessorHost(self._middleware, ctx))
-        await self._middleware.rest()
         view = raw if self._middleware.arguments.dry_run else made.messages
         tip = None if run.raw is None else run.raw.chain.tip
         if view == raw or tip is None:

@@ -12,7 +12,7 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
 from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -242,22 +242,19 @@ class Answers:
 class Summaries:
     """Summaries of one compiler."""
 
-    def __init__(
-        self, arguments: Arguments, counter: TokenCounter, report: Report, rest: Callable[[], Awaitable[None]]
-    ) -> None:
+    def __init__(self, arguments: Arguments, counter: TokenCounter, report: Report) -> None:
         """Call no model yet.
 
         Args:
             arguments: Arguments of the compiler.
             counter: Counts prompts, if there is a spend limit.
             report: Called with any error.
-            rest: Closes the store if no run is in progress.
         """
         self._arguments, limit = arguments, arguments.spend_limit()
         self._spending = None if limit is None else Spending(limit.amount, counter, report)
         self._counter, self._report = counter, report
         self._faults: Memo[Place, Breaker] = Memo(SESSIONS_KEPT)
-        self._breaker, self._rest = Breaker(), rest
+        self._breaker = Breaker()
         self._remembered: Memo[str, SummaryResponse] = Memo(ANSWERS)
         self._announcements: dict[asyncio.Task[None], asyncio.Future[Any]] = {}
 
@@ -323,7 +320,6 @@ class Summaries:
                 await asyncio.wait({ended})
             finally:
                 await answers.withdraw(announced)
-                await self._rest()
 
         announcement = asyncio.create_task(announce())
         self._announcements[announcement] = ended

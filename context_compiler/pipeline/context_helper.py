@@ -127,13 +127,8 @@ class OutputCompiler:
             family = model_family(stage_model.system, stage_model.model_name)
             request = replace(request, model=stage_model.model_name, family=family)
         limit = stage.node.timeout
-        middleware.runs += 1
-        try:
-            async with asyncio.timeout(limit / 2 if limit else None):  # the other half is for the stage itself
-                return await middleware.view(Run(), request, _StageHost(middleware, session, stage_model))
-        finally:
-            middleware.runs -= 1
-            await middleware.rest()
+        async with asyncio.timeout(limit / 2 if limit else None):  # the other half is for the stage itself
+            return await middleware.view(Run(), request, _StageHost(middleware, session, stage_model))
 
     def _arguments(self, template: str) -> Arguments:
         """Arguments of the run's compiler, changed to compile all earlier outputs with a template.

@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from context_compiler.messages.history import History
@@ -25,6 +26,7 @@ from context_compiler.messages.turns import Outline
 from context_compiler.recall.passages import Passage
 from context_compiler.recall.statements import Statement, claimed, differs, negated, statements
 from context_compiler.recall.terms import stem, terms
+from context_compiler.resilience import check_time
 from context_compiler.tokens import TokenCounter
 
 SCANNED = 4_000
@@ -345,7 +347,7 @@ class Changes:
     def __init__(self) -> None:
         """Start with no message read."""
         self._said: list[Texts] = []
-        self._texts = self._labelled = 0
+        self._read = self._texts = self._labelled = 0
         self._messages_with: defaultdict[str, list[int]] = defaultdict(list)
         """Positions of the messages that contain a subject term, by term."""
         self._stated: defaultdict[frozenset[str], list[tuple[_Said, Statement]]] = defaultdict(list)
@@ -364,23 +366,26 @@ class Changes:
         self.read([message_texts(history, position) for position in range(len(self._said), len(history))])
 
     def read(self, messages: Sequence[Texts]) -> None:
-        """Read the texts of the messages that follow."""
-        texts = [text for message in messages for _, text in message]
-        self._texts += len(texts)
-        self._labelled += sum(_SPEAKER.match(text) is not None for text in texts)
-        for position, message in enumerate(messages, start=len(self._said)):
-            self._said.append(message)
-            texts = [(by_user, self._without_speaker(text)) for by_user, text in message]
-            for by_user, text in texts:
+        """Read the texts of the messages that follow, after those for which the time did not suffice before."""
+        said = [text for message in messages for _, text in message]
+        self._texts += len(said)
+        self._labelled += sum(_SPEAKER.match(text) is not None for text in said)
+        self._said += messages
+        for position in range(self._read, len(self._said)):
+            check_time()
+            texts = [(by_user, self._without_speaker(text)) for by_user, text in self._said[position]]
+            pieces = [sentences(text) for _, text in texts]
+            for (by_user, text), own in zip(texts, pieces, strict=True):
                 for sentence, revision in revisions(text):
                     self._compare(position, sentence, revision)
-                for sentence in sentences(text):
+                for sentence in own:
                     said = _Said(position, by_user, sentence)
                     self._state(said)
                     self._claim(said)
-            words = "\n".join(piece for _, text in texts for piece in sentences(text))
+            words = "\n".join(chain.from_iterable(pieces))
             for term in frozenset(terms(words)) - _GENERAL:
                 self._messages_with[term].append(position)
+            self._read = position + 1
 
     def akin(self, text: str) -> list[int]:
         """Positions of the messages that share most terms with a text, in order; at most `COMPARED`."""

@@ -10,6 +10,7 @@ import re
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
+from itertools import chain
 from math import log1p
 
 from context_compiler.cache import Memo
@@ -19,6 +20,7 @@ from context_compiler.messages.items import Item, Kind
 from context_compiler.recall.changes import Changes
 from context_compiler.recall.passages import WIDTH, answer_text
 from context_compiler.recall.terms import passage_terms, terms
+from context_compiler.resilience import check_time
 
 SPEAKERS = 4
 NOBODY, USER, ASSISTANT, TOOL = range(SPEAKERS)
@@ -131,13 +133,15 @@ class Index:
         """Index the new messages of a history that begins with the indexed ones.
 
         Raises:
+            OutOfTimeError: The time is used up; the messages indexed so far are kept.
             ValueError: The history begins with other messages.
         """
         if not self.extends_to(history):
             raise ValueError("the history does not begin with the messages that were indexed")
         for position in range(len(self), len(history)):
+            check_time()
             self._add(position, history.readings[position])
-        self.tip = history.tip
+            self.tip = history.ids[position]
 
     @property
     def average(self) -> float:
@@ -170,7 +174,7 @@ class Index:
         self.speakers.append(NOBODY)
         self.cues.append(0)
         self.sessions.append(len(self.days) - 1)
-        counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        counts: dict[int, Counter[str]] = {}
         for item in reading.items:
             speaker = _SPEAKERS.get(item.kind, NOBODY)
             if item.mark is not None or speaker == NOBODY:
@@ -181,14 +185,18 @@ class Index:
             if speaker != TOOL and len(text) <= WIDTH:
                 own = passage_terms(text.strip())  # the message is one passage, whose terms are counted only once
             else:
-                own = Counter(term for piece in _scanned(item, answer) for term in terms(piece))
-            counts[home].update(own)
+                own = Counter(chain.from_iterable(map(terms, _scanned(item, answer))))
+            counts[home] = counts[home] + own if home in counts else own
             if self.speakers[home] in (NOBODY, TOOL):
                 self.speakers[home] = speaker
             self._note(home, speaker, text, own.total())
         for home, own in counts.items():
             for term, times in own.items():
-                self.posts.setdefault(term, array("I")).extend((home, times))
+                posts = self.posts.get(term)
+                if posts is None:
+                    self.posts[term] = array("I", (home, times))
+                else:
+                    posts.extend((home, times))
         self.excess.append(min(MAX_EXCESS, max(0.0, log1p(self.costs[position]) - USUAL)))
 
     def _place(self, position: int, item: Item) -> int:
@@ -248,9 +256,11 @@ _kept = Memo[str, Index](ROOM, weigh=lambda index: min(len(index) + index.total,
 def index_of(history: History) -> Index:
     """Index of a history; extends a cached index of its longest known prefix, if there is one."""
     index = next((kept for name in reversed(history.ids) if (kept := _kept.take(name)) is not None), None) or Index()
-    index.extend(history)
-    if index.tip is not None:
-        _kept.keep(index.tip, index)
+    try:
+        index.extend(history)
+    finally:
+        if index.tip is not None:
+            _kept.keep(index.tip, index)
     return index
 
 

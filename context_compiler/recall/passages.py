@@ -26,6 +26,7 @@ from context_compiler.messages.items import Item, Kind, parse_arguments, plain_t
 from context_compiler.messages.prompts import sentence_ends
 from context_compiler.messages.tool_lines import PARSED, call_line, outcome_line
 from context_compiler.messages.turns import OUTPUT, Outline, calls_of_results
+from context_compiler.resilience import check_time
 from context_compiler.tokens import TokenCounter, character_boundary
 
 WIDTH = 480
@@ -149,6 +150,7 @@ def passages(
     pieces: list[Passage] = []
     turn, stop, last = 0, 0, len(history)
     for position in wanted:
+        check_time()
         if position >= stop:
             turns_begun = bisect_right(starts, position)
             turn, stop = (

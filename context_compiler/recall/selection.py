@@ -1,6 +1,6 @@
 """Select passages within a token limit: first those that answer the question, then those worth most for their tokens.
 
-`choose` has three stages; each takes passages until the room is used up:
+`Candidates.choose` has three stages; each takes passages until the room is used up:
 
 1. Mentions, only for a question about a sequence or the whole conversation: the best answers of each quarter of the
    conversation in turn, skipping repetitions, because many brief mentions answer such a question.
@@ -23,7 +23,7 @@ import heapq
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain, pairwise
 from math import exp, log
 from operator import attrgetter
@@ -35,6 +35,7 @@ from context_compiler.messages.instructions import instruction_sentences
 from context_compiler.recall.passages import Passage, Quotation
 from context_compiler.recall.ranking import END
 from context_compiler.recall.terms import words
+from context_compiler.resilience import check_time
 
 T = TypeVar("T")
 
@@ -93,53 +94,65 @@ _REACTS = re.compile(
 _YOU = ("you", "your", "yours", "you're", "you've", "you'll")
 
 
-def choose(
-    candidates: Sequence[Passage],
-    room: int,
-    ranks: Sequence[float] = (),
-    *,
-    wide: bool = False,
-    newer: Mapping[tuple[int, int], tuple[int, int]] = MappingProxyType({}),
-) -> tuple[Passage, ...]:
-    """Select passages that `write_quotation` writes in at most `room` tokens; in order of the conversation.
+class Candidates:
+    """Passages to select from, with what does not depend on the room, which is computed once and only if needed."""
 
-    Args:
-        candidates: Passages to select from, in any order; messages should be complete.
-        room: Maximum number of tokens.
-        ranks: Relevance of each candidate to the question. If none is above 0, only coverage decides. Ties go to the
-            earlier passage.
-        wide: The question is for a sequence or for the whole conversation, so mentions are taken first.
-        newer: Place of the passage that revises a candidate, by place of the candidate. A candidate is taken only
-            beside it.
-    """
-    places_given = {passage.place for passage in candidates}
-    ready = [slot for slot, passage in enumerate(candidates) if newer.get(passage.place, passage.place) in places_given]
-    order = sorted(ready, key=[*map(attrgetter("position", "order"), candidates)].__getitem__)
-    quotation = Quotation([candidates[slot] for slot in order], room)
-    parts = parts_of(quotation.candidates)
-    answers = max(ranks, default=0.0) > 0
-    worth = worths(quotation.candidates, parts, asked=answers)
-    prices = _prices(quotation.candidates, parts)
-    keys = [-ranks[index] for index in order] if answers else []
-    places = {passage.place: slot for slot, passage in enumerate(quotation.candidates)} if newer else {}
-    after = {places[old]: places[newer[old]] for old in places.keys() & newer.keys()}
-    if wide and answers:
-        _take_mentions(quotation, [ranks[index] for index in order], after)
-    answered = set[str]()
-    for slot in sorted(range(len(keys)), key=keys.__getitem__):
-        if quotation.left < MIN_PASSAGE:
-            break
-        text = _wording(quotation.candidates[slot].text)
-        if text not in answered and take_beside(quotation, slot, after):
-            answered.add(text)
-    if quotation.left >= MIN_PASSAGE:
-        current = _once(quotation.candidates)
-        _fill(
-            quotation,
-            [passage * new / price for passage, new, price in zip(worth, current, prices, strict=True)],
-            after,
-        )
-    return quotation.passages
+    def __init__(
+        self,
+        candidates: Sequence[Passage],
+        ranks: Sequence[float] = (),
+        *,
+        wide: bool = False,
+        newer: Mapping[tuple[int, int], tuple[int, int]] = MappingProxyType({}),
+    ) -> None:
+        """Take the candidates in any order; messages should be complete.
+
+        Args:
+            candidates: Passages to select from.
+            ranks: Relevance of each candidate to the question. If none is above 0, only coverage decides. Ties go to
+                the earlier passage.
+            wide: The question is for a sequence or for the whole conversation, so mentions are taken first.
+            newer: Place of the passage that revises a candidate, by place of the candidate. A candidate is taken only
+                beside it.
+        """
+        given = {passage.place for passage in candidates}
+        ready = [slot for slot, passage in enumerate(candidates) if newer.get(passage.place, passage.place) in given]
+        order = sorted(ready, key=[*map(attrgetter("position", "order"), candidates)].__getitem__)
+        self._ordered = [candidates[slot] for slot in order]
+        self._ranks = [ranks[slot] for slot in order] if max(ranks, default=0.0) > 0 else []
+        self._wide = wide
+        places = {passage.place: slot for slot, passage in enumerate(self._ordered)} if newer else {}
+        self._after = {places[old]: places[newer[old]] for old in places.keys() & newer.keys()}
+
+    def choose(self, room: int) -> tuple[Passage, ...]:
+        """Select passages that `write_quotation` writes in at most `room` tokens; in order of the conversation."""
+        quotation, ranks = Quotation(self._ordered, room), self._ranks
+        if self._wide and ranks:
+            _take_mentions(quotation, ranks, self._after)
+        answered = set[str]()
+        for slot in self._answers:
+            if quotation.left < MIN_PASSAGE:
+                break
+            text = _wording(self._ordered[slot].text)
+            if text not in answered and take_beside(quotation, slot, self._after):
+                answered.add(text)
+        if quotation.left >= MIN_PASSAGE:
+            _fill(quotation, self._rates, self._after)
+        return quotation.passages
+
+    @cached_property
+    def _answers(self) -> Sequence[int]:
+        """Slots by relevance, best first; none without a question."""
+        return sorted(range(len(self._ranks)), key=[-rank for rank in self._ranks].__getitem__)
+
+    @cached_property
+    def _rates(self) -> Sequence[float]:
+        """Worth per token of each candidate, less if it is outdated or was said often."""
+        check_time()
+        parts = parts_of(self._ordered)
+        worth, prices = worths(self._ordered, parts, asked=bool(self._ranks)), _prices(self._ordered, parts)
+        counts = zip(worth, _once(self._ordered), prices, strict=True)
+        return [passage * new / price for passage, new, price in counts]
 
 
 def _once(ordered: Sequence[Passage]) -> list[float]:

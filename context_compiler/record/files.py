@@ -33,6 +33,9 @@ log = logging.getLogger("context_compiler.store")
 NAME, OTHER_NAME = "context.db", "context_compiler.db"
 BUSY_TIMEOUT_MS = 5_000
 """Default milliseconds that a save waits while another process writes; the same as for PostgreSQL."""
+IDLE_S = 2.0
+"""Seconds after which a file that nobody uses is closed. Opening and closing one for every run would take half of the
+time that recording a short request takes."""
 GRACE_S = 1.0
 """Seconds that opening waits while another process creates the same file."""
 FAILURES = (StoreError, sqlite3.Error, OSError, ValueError, OverflowError, zlib.error)
@@ -105,9 +108,12 @@ class FileDatabase(SQLiteDatabase):
 
 
 class File:
-    """A file with one connection that runs one job at a time; see `SQLiteStore` for the arguments."""
+    """A file with one connection that runs one job at a time, and is closed when idle; `SQLiteStore` has the arguments.
 
-    def __init__(self, path: Path, *, read_only: bool, busy_timeout_ms: int) -> None:
+    If it `stays_open`, as an open cursor needs it, it is closed by `close` alone.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool, busy_timeout_ms: int, stays_open: bool = False) -> None:
         self.path = path
         self.read_only = read_only
         self.busy_timeout_ms = busy_timeout_ms
@@ -115,6 +121,9 @@ class File:
         self._lock = asyncio.Lock()
         self._connection: aiosqlite.Connection | None = None
         self._opened: OpenDatabase | None = None
+        self._stays_open = stays_open
+        self._used = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
 
     def locate(self) -> Path:
         """Return the path of the file to use."""
@@ -150,7 +159,26 @@ class File:
                 with suppress(sqlite3.Error):
                     await self._disconnect(home)  # never reuse a connection that failed
                 raise
+            self._expect_idleness(home)
             return job.value
+
+    def _expect_idleness(self, home: Background) -> None:
+        """Close the file once nobody has used it for `IDLE_S`; one timer serves many uses."""
+        loop = asyncio.get_running_loop()
+        self._used = loop.time()
+        if self._idle_timer is None and not self._stays_open:
+            self._idle_timer = loop.call_later(IDLE_S, self._close_idle, home)
+
+    def _close_idle(self, home: Background) -> None:
+        if self._home is not home:
+            return
+        loop = asyncio.get_running_loop()
+        due = self._used + IDLE_S
+        if self._lock.locked() or due > loop.time():
+            self._idle_timer = loop.call_later(max(due - loop.time(), IDLE_S / 2), self._close_idle, home)
+        else:
+            self._idle_timer = None
+            home.start(self._close, retrieve_error)
 
     async def leave(self, home: Background) -> None:
         """Close the file, because the background loop is ending."""
@@ -164,7 +192,7 @@ class File:
     def _locked(self, home: Background) -> asyncio.Lock:
         """Return the lock of this file; a new one if the background loop has been replaced."""
         if self._home is not home:
-            self._home, self._lock, self._connection = home, asyncio.Lock(), None
+            self._home, self._lock, self._connection, self._idle_timer = home, asyncio.Lock(), None, None
         return self._lock
 
     async def _connected(self, home: Background) -> aiosqlite.Connection:

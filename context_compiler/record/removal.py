@@ -2,14 +2,14 @@
 
 What a remaining request, conversation, compile or cycle refers to stays, with all its ancestors. The rest is deleted,
 overwritten on disk, and removed from the search index. A removal of sessions looks at the messages and contents that
-these sessions led to; one of requests, which may be most of the record, at all of them.
+these sessions led to, and so does one of cycles and compiles alone; one of requests, which may be most of the record,
+looks at all of them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 
 from context_compiler.record import rows
 from context_compiler.record.conversations import CONVERSATIONS
@@ -128,10 +128,12 @@ def _named(db: Database, session_id: str) -> list[int]:
 def erase(db: Database) -> int:
     """Remove all conversations of the owner with their data; return the number of requests removed."""
     owner = writer_of(db)
-    with _sweep(db):
+    with db.sweep():
         doomed = _numbers(db, SESSIONS, (owner,))
         removed = _remove(db, "views", "session", doomed)
         _remove_sessions(db, doomed)
+        _remove_unreferenced(db)
+        rows.note_removal(db)
     return removed
 
 
@@ -156,7 +158,8 @@ def delete_conversation(db: Database, conversation_id: str, expected: str) -> bo
 
 def _delete(db: Database, doomed: Sequence[int]) -> int:
     """Remove sessions, and what only they led to; return the number of requests removed."""
-    nodes, contents = _referred(db, NODE_COLUMNS, doomed), _referred(db, CONTENT_COLUMNS, doomed)
+    keys = {"sessions": "id", **dict.fromkeys(SESSION_TABLES, "session")}
+    nodes, contents = (_referred(db, columns, keys, doomed) for columns in (NODE_COLUMNS, CONTENT_COLUMNS))
     removed = _remove(db, "views", "session", doomed)
     _remove_sessions(db, doomed)
     for row in db.execute(f"{KEPT_ENTRIES} SELECT node, content {UNUSED_ENTRIES}").fetchall():
@@ -164,13 +167,17 @@ def _delete(db: Database, doomed: Sequence[int]) -> int:
         contents.add(row["content"])
     contents.update(row[0] for row in db.execute(f"{KEPT_MEMORIES} SELECT content {UNUSED_MEMORIES}").fetchall())
     db.execute(f"{KEPT_ENTRIES} DELETE {UNUSED_ENTRIES}")
-    gone = _remove_messages(db, nodes, contents)
-    db.clean_indexes(gone)
-    db.execute("DELETE FROM claims")
     db.execute(f"{KEPT_MEMORIES} DELETE {UNUSED_MEMORIES}")
-    _remove(db, "contents", "hash", contents - _in_use(db, CONTENT_COLUMNS, contents))
+    _remove_unused(db, nodes, contents)
     rows.note_removal(db)
     return removed
+
+
+def _remove_unused(db: Database, tips: set[str], contents: set[str]) -> None:
+    """Remove the unused ones of some messages with their ancestors, and of some contents."""
+    db.clean_indexes(_remove_messages(db, tips, contents))
+    db.execute("DELETE FROM claims")
+    _remove(db, "contents", "hash", contents - _in_use(db, CONTENT_COLUMNS, contents))
 
 
 def _remove_messages(db: Database, tips: set[str], contents: set[str]) -> list[str]:
@@ -189,14 +196,15 @@ def _remove_messages(db: Database, tips: set[str], contents: set[str]) -> list[s
     return gone
 
 
-def _referred(db: Database, columns: Iterable[tuple[str, str]], sessions: Sequence[int]) -> set[str]:
-    """Names in these columns of the rows of sessions."""
+def _referred(
+    db: Database, columns: Iterable[tuple[str, str]], keys: Mapping[str, str], values: Sequence[int]
+) -> set[str]:
+    """Names in these columns of the rows with one of some values in the key of their table, as `keys` names it."""
     names = set[str]()
     for table, column in columns:
-        key = "id" if table == "sessions" else "session"
-        if key in COLUMNS[table]:
-            query = f"SELECT DISTINCT {column} FROM {table} WHERE {key} IN (SELECT value FROM json_each(?))"
-            names.update(row[0] for row in db.execute(query, (_json(sessions),)) if row[0])
+        if table in keys:
+            query = f"SELECT DISTINCT {column} FROM {table} WHERE {keys[table]} IN (SELECT value FROM json_each(?))"
+            names.update(row[0] for row in db.execute(query, (_json(values),)) if row[0])
     return names
 
 
@@ -231,16 +239,30 @@ def prune(db: Database, *, older_than_days: float | None = None, keep_last: int 
     with db.snapshot():
         if limited and not is_recent and not (old_views() or old_cycles() or unused()):
             return 0
-    with _sweep(db, refuse_retries=is_recent):
-        if not limited:
-            return 0
-        before = _sessions_with_requests(db)
-        removed = _remove(db, "views", "id", old_views())
-        _remove(db, "cycles", "rowid", old_cycles())
-        lasting = set(_numbers(db, LASTING_SESSIONS))
-        _remove_sessions(db, sorted(before - _sessions_with_requests(db) - lasting))
-        _remove(db, "context_summaries", "id", unused())
-    return removed
+    with db.sweep():
+        old = old_views() if limited else []
+        if limited and not old:
+            _remove_rows(db, "cycles", "rowid", old_cycles())
+            _remove_rows(db, "context_summaries", "id", unused())
+        elif limited:
+            before = _sessions_with_requests(db)
+            _remove(db, "views", "id", old)
+            _remove(db, "cycles", "rowid", old_cycles())
+            lasting = set(_numbers(db, LASTING_SESSIONS))
+            _remove_sessions(db, sorted(before - _sessions_with_requests(db) - lasting))
+            _remove(db, "context_summaries", "id", unused())
+        if old or not limited:
+            _remove_unreferenced(db)
+        if is_recent:
+            rows.note_removal(db)
+    return len(old)
+
+
+def _remove_rows(db: Database, table: str, key: str, doomed: Sequence[int]) -> None:
+    """Remove rows, and the messages and contents that only they used."""
+    nodes, contents = (_referred(db, columns, {table: key}, doomed) for columns in (NODE_COLUMNS, CONTENT_COLUMNS))
+    _remove(db, table, key, doomed)
+    _remove_unused(db, nodes, contents)
 
 
 def _sessions_with_requests(db: Database) -> set[int]:
@@ -248,27 +270,19 @@ def _sessions_with_requests(db: Database) -> set[int]:
     return set(_numbers(db, "SELECT DISTINCT session FROM views"))
 
 
-@contextmanager
-def _sweep(db: Database, *, refuse_retries: bool = True) -> Generator[None]:
-    """Run a transaction that finally removes all unreferenced rows.
-
-    With `refuse_retries`, writes first attempted before it are refused afterwards, so that they restore nothing.
-    """
-    with db.sweep():
-        yield
-        for statement in (
-            f"{KEPT_ENTRIES} DELETE {UNUSED_ENTRIES}",
-            DROP_NODES,
-            DROP_COPIES,
-            f"DELETE {UNUSED_TOOLS}",
-        ):
-            db.execute(statement)
-        db.clean_indexes()
-        db.execute("DELETE FROM claims")
-        db.execute(f"{KEPT_MEMORIES} DELETE {UNUSED_MEMORIES}")
-        db.execute(DROP_CONTENTS)
-        if refuse_retries:
-            rows.note_removal(db)
+def _remove_unreferenced(db: Database) -> None:
+    """Remove all rows that no other row needs."""
+    for statement in (
+        f"{KEPT_ENTRIES} DELETE {UNUSED_ENTRIES}",
+        DROP_NODES,
+        DROP_COPIES,
+        f"DELETE {UNUSED_TOOLS}",
+    ):
+        db.execute(statement)
+    db.clean_indexes()
+    db.execute("DELETE FROM claims")
+    db.execute(f"{KEPT_MEMORIES} DELETE {UNUSED_MEMORIES}")
+    db.execute(DROP_CONTENTS)
 
 
 def _remove_sessions(db: Database, sessions: Sequence[int]) -> None:

@@ -372,8 +372,8 @@ class SQLStore(Protocol):
 class SQLiteStore(SQLStore):
     """A store in one SQLite file, safe to use from many tasks, event loops and processes at once.
 
-    The file is opened, and created if needed, on first use and on the first use after `close`. A store that is never
-    closed does not keep a program alive.
+    The file is opened, and created if needed, on use, and closed by `close` or when nobody has used it for two seconds.
+    A store that is never closed does not keep a program alive.
 
     Args:
         path: The file. If `context.db` does not exist but `context_compiler.db` does, that file is used instead.
@@ -419,7 +419,7 @@ class SQLiteStore(SQLStore):
 
     async def export(self, damaged: Damaged | None = None) -> AsyncGenerator[Mapping[str, object]]:
         """Yield every row of one snapshot, read on a second connection so that saving continues meanwhile."""
-        file = File(self.path, read_only=True, busy_timeout_ms=self.busy_timeout_ms)
+        file = File(self.path, read_only=True, busy_timeout_ms=self.busy_timeout_ms, stays_open=True)
         with _explained_errors(self.path):
             await self._file.perform(version_of)
             try:

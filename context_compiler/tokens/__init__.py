@@ -290,7 +290,7 @@ _label_tokens = lru_cache(maxsize=KNOWN_LABELS)(_count_exact)
 
 
 def _count_pieces(text: str, encode: Callable[[str], Sequence[int]]) -> int:
-    every = list(pieces(text))
+    every = [text] if len(text) <= PIECE else list(pieces(text))
     sample = every[:: -(-len(every) // COUNTED)]  # the step is rounded up
     total = 0
     for piece in sample:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,16 @@ from pydantic_ai.messages import (
 
 from context_compiler.messages.history import Reader
 from context_compiler.messages.turns import outline, pair
-from context_compiler.recall.passages import Quotation, passages, write_quotation
-from context_compiler.recall.selection import choose, parts_of, worths
+from context_compiler.recall.passages import Passage, Quotation, passages, write_quotation
+from context_compiler.recall.selection import Candidates, parts_of, worths
 from context_compiler.recall.terms import words
 from context_compiler.tokens import TokenCounter
 from tests.recall.asking import COUNTER, all_of, asked, replied
 from tests.support.histories import answer, assistant, call, histories, long_history, user
+
+
+def choose(candidates: Sequence[Passage], room: int) -> tuple[Passage, ...]:
+    return Candidates(candidates).choose(room)
 
 
 @given(messages=histories(), room=st.integers(0, 600))

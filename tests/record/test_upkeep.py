@@ -178,6 +178,18 @@ async def test_pruning_keeps_the_newest_cycle(store: Store):
     assert await store.find_cycle(raw.ids[:4], "c") is None
 
 
+async def test_pruning_only_cycles_removes_their_contents_and_no_other(store: Store):
+    raw = talk(4)
+    for at in (2, 4):
+        await store.save(request(raw, request_index=at, cycle=cycle(raw.ids[at], str(at))))
+    before = await rows(store)
+    assert await store.prune(older_than_days=30) == 0  # no request is so old
+    gone = sorted(set(before) - set(await rows(store)))
+    assert ["'table': 'contents'" in gone[0], "'table': 'cycles'" in gone[1], len(gone)] == [True, True, 2]
+    assert await store.find_cycle(raw.ids, "c") == cycle(raw.ids[4], "4")
+    assert await store.transcript("s") == raw.bodies and await store.verify() == ()
+
+
 async def test_a_conversation_without_remaining_requests_is_removed(store: Store):
     await store.save(request(talk(3), session_id="old", created_at=days_ago(90)))
     await store.save(request(talk(2)))
