@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from context_compiler.chat.transcript import Transcript, transcript_folders
-from context_compiler.cli.facts import load_fact, plain_fact, print_fact
+from context_compiler.cli.facts import load_fact, load_facts, plain_fact, print_fact, print_facts
 from context_compiler.cli.inputs import chat_model
 from context_compiler.cli.options import (
     DB,
@@ -37,7 +37,7 @@ from context_compiler.cli.show import excerpt, print_messages, read_history
 from context_compiler.cli.steering import print_outcome, print_pins, print_rules
 from context_compiler.cli.text import json_text, number, one_line, plural, sent_share, timestamp
 from context_compiler.cli.views import view_table
-from context_compiler.errors import StoreError
+from context_compiler.errors import SettingsError, StoreError
 from context_compiler.messages.display import role
 from context_compiler.messages.history import load_messages
 from context_compiler.middleware.capability import ContextCompiler
@@ -91,14 +91,31 @@ def show_(
 
 @app.command("find", epilog=example("sessions find demo 'my explicit yes'"))
 def find(
-    session: SessionId,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="Words, a number or a path; case is ignored.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[ID] TEXT",
+            help="Words, a number or a path, in the session ID or in all; case, order and a slip are forgiven.",
+        ),
+    ],
     db: Db = DB,
     owner: Owner = None,
     json: Json = False,
 ) -> None:
-    """Find which requests of a conversation contained a fact, in which form, and when and why it was dropped."""
-    name, page = asyncio.run(load_fact(db, owner, session, text))
+    """Find which requests contained a fact, in which form, and when and why it was dropped."""
+    *sessions, text = words
+    if len(sessions) > 1:
+        raise SettingsError(
+            f'give one session and one text: put quotes around the words, as in "{" ".join(words[1:])}"'
+        )
+    if not sessions:
+        pages = asyncio.run(load_facts(db, owner, text))
+        if json:
+            Screen().raw(json_text({"db": str(db), "sessions": [plain_fact(name, page) for name, page in pages]}))
+        else:
+            print_facts(Screen(), pages, text, db)
+        return
+    name, page = asyncio.run(load_fact(db, owner, sessions[0], text))
     if json:
         Screen().raw(json_text({"db": str(db), **plain_fact(name, page)}))
     else:

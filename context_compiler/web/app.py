@@ -293,7 +293,7 @@ def _find(sources: Sources) -> Endpoint:
 
     async def answer(request: Request) -> Response:
         words = request.query_params.get("q", "").strip()[:MAX_PARAMETER].replace("\x00", "")
-        sessions = await sources.facts.sessions(words) if words else ()
+        sessions = (await sources.facts.sessions(words)).numbers if words else ()
         here = link(f"/sessions/{sessions[0]}/fact", q=words) if len(sessions) == 1 else link("/sessions", text=words)
         return RedirectResponse(here, 303)
 

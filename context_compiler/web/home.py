@@ -66,6 +66,8 @@ class SessionsPage:
     kind: str
     templates: tuple[str, ...]
     models: tuple[str, ...]
+    near: bool = False
+    """True if no message contains the searched words as they stand, so that these sessions come nearest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
