@@ -154,7 +154,7 @@ def _chats(model: str, **settings: Any) -> Any:
     def agent_of(name: str) -> Any:
         return import_module("pydantic_ai").Agent(inputs.chat_model(name, instead=INSTEAD), name="chat")
 
-    return web.Chats(agent_of, web.ChatDefaults(model=model, **settings))
+    return web.Chats(agent_of, web.ChatDefaults(model=model, models=inputs.installed_models(), **settings))
 
 
 def _run(application: Any, listener: socket.socket) -> None:
