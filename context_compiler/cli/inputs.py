@@ -141,7 +141,7 @@ def _remedy(error: Exception | None) -> str:
     if isinstance(error, UserError) and missing:
         return f"set the environment variable {missing}"
     if message.startswith("Unknown model") and len(message) < 200:
-        return f"{message.split('. ')[0].removesuffix('.').lower()}; give provider:name, such as openai:gpt-5"
+        return f"{message.split('. ')[0].removesuffix('.')}; give provider:name, such as openai:gpt-5"
     return message.split(". ")[0]
 
 
