@@ -228,7 +228,7 @@ class FactSearch:
         """Bit mask of the forms in which each message contains the fact, by content hash."""
         masks: dict[str, int] = {}
         folded = _flat(fact)
-        for node, text in browse.matching_nodes(db, fact, -1):
+        for node, text in browse.matching_nodes(db, fact, None):
             if node in chains.nodes and folded in _flat(text):
                 masks[chains.nodes[node][2]] = _bit(VERBATIM)
         contents = (content for _, _, content, *_ in chains.nodes.values())

@@ -66,7 +66,7 @@ def _candidates(find: Callable[..., dict[str, str]], wanted: Sequence[str]) -> M
 
 
 def _starting(db: Database, among: Container[str] | None, *starts: str) -> dict[str, str]:
-    limit = HITS if among is None else -1
+    limit = HITS if among is None else None
     matches = chain.from_iterable(browse.matching_nodes(db, start, limit) for start in starts)
     return {node: text for node, text in matches if among is None or node in among}
 
