@@ -22,7 +22,8 @@ def spelt(question: Question, index: Index, stop: int) -> Question:
     unknown = {term for term in question.terms if term not in posts or posts[term][0] >= stop}
     if not 0 < len(unknown) <= MOST:
         return question
-    known = {term: len(places) for term, places in posts.items() if places[0] < stop}
+    first = {term[0] for term in unknown if len(term) >= LEAST}
+    known = {term: len(places) for term, places in posts.items() if term[0] in first and places[0] < stop}
     near = [max(near_terms(term, known), key=lambda word: (known[word], word), default=term) for term in unknown]
     return replace(question, terms=(question.terms - unknown).union(near))
 
