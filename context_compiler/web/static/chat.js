@@ -38,16 +38,20 @@
     answer.innerHTML = html;  // written by the server, without any HTML of the model
     if (end) toEnd();
   }
+  const lastBlock = (node) => {
+    const child = node.lastElementChild;
+    return child?.matches("p, ul, ol, li, blockquote, pre, pre > code, h1, h2, h3, h4, h5, h6") ? lastBlock(child) : node;
+  };
   function append(text) {
     const answer = coming?.querySelector(".answer");
-    const rest = answer?.querySelector(":scope > .rest") || answer;
     if (!answer) return;
-    if (rest === answer && answer.classList.contains("rendered")) {
-      const added = document.createElement("span");
-      added.className = "rest";
-      added.textContent = text;
-      answer.append(added);
-    } else rest.append(text);
+    let rest = answer.classList.contains("rendered") ? answer.querySelector(".rest") : answer;
+    if (!rest) {
+      rest = document.createElement("span");
+      rest.className = "rest";
+      lastBlock(answer).append(rest);
+    }
+    rest.append(text);
   }
   function begin(prompt, text) {
     if (coming) return;
