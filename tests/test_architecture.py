@@ -44,6 +44,7 @@ DYNAMIC = {
     "cli.chat": "the prompt is there before the host is imported",
     "cli.root": "a command loads when it is called",
     "cli.deferred": "a command or its text loads when it is needed",
+    "cli.view_text": "tools are counted when they are shown",
     "cli.serve": "the pages come with an extra, and are needed when they are served",
     "cli.drawing": "matplotlib comes with an extra, and is needed when something is drawn",
 }

@@ -44,6 +44,15 @@ def test_the_help_of_the_capability_begins_with_an_example() -> None:
     assert "capabilities=[ContextCompiler(" in lines[2] and lines.index("Args:") > 2
 
 
+def test_the_help_of_the_capability_groups_its_arguments_in_their_order() -> None:
+    text = inspect.getdoc(context_compiler.ContextCompiler) or ""
+    groups = [names.split(", ") for names in re.findall(r"^\* [a-z ]+: (.*)$", text, re.M)]
+    described = re.findall(r"^    (\w+): ", text.partition("Args:")[2], re.M)
+    assert len(groups) == 7 and [name for group in groups for name in group] == described
+    fields = inspect.signature(context_compiler.ContextCompiler).parameters
+    assert set(described) == fields.keys() - {"defer_loading", "description"}
+
+
 def test_a_missing_name_raises_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="NoSuchThing"):
         _ = context_compiler.NoSuchThing

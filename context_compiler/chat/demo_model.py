@@ -40,6 +40,9 @@ TASK = "=== BEGIN COMPILER TASK ==="
 LINES, WORDS, WIDTH = 12, 14, 120
 """Maximum lines of a summary, and maximum words and characters of each line."""
 
+ALIKE = 3
+"""Number of first words by which lines count as alike: a summary that repeats itself would be refused."""
+
 _SPEAKER_LINE = re.compile(r"^(User|Assistant): (?:On “.*”:\n+)?(.+)$", re.MULTILINE)
 
 
@@ -60,11 +63,10 @@ def answer_to(prompt: str) -> str:
 
 
 def _summary(prompt: str) -> str:
-    """Summarize the conversation in a compiler's prompt by listing its newest lines, without what repeats a prompt."""
-    lines = [
-        f"- {who} said: {clip(' '.join(text.split()[:WORDS]), WIDTH)}" for who, text in _SPEAKER_LINE.findall(prompt)
-    ]
-    return "\n".join(["**Said so far**", "", *list(dict.fromkeys(lines))[-LINES:]])
+    """Summarize the conversation in a compiler's prompt: its newest lines, and of those that begin alike only one."""
+    said = {(who, *text.split()[:ALIKE]): (who, text) for who, text in _SPEAKER_LINE.findall(prompt)}
+    lines = [f"- {who} said: {clip(' '.join(text.split()[:WORDS]), WIDTH)}" for who, text in said.values()]
+    return "\n".join(["**Said so far**", "", *lines[-LINES:]])
 
 
 class ScriptedModel(Model):

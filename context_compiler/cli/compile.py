@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from pydantic_ai.messages import ModelMessage
 
+from context_compiler.cli.explanation import explanation_markdown, print_explanation
 from context_compiler.cli.inputs import check_model, print_notes, read_conversations, select_conversation
 from context_compiler.cli.layers import parse_role
 from context_compiler.cli.options import (
@@ -42,13 +43,7 @@ from context_compiler.cli.options import (
     print_look,
 )
 from context_compiler.cli.screen import Screen
-from context_compiler.cli.show import (
-    explanation_markdown,
-    messages_markdown,
-    print_explanation,
-    print_messages,
-    read_history,
-)
+from context_compiler.cli.show import messages_markdown, print_messages, read_history
 from context_compiler.cli.templates import choose_template, parse_fidelity
 from context_compiler.cli.text import first_word, json_text, number, sent_share
 from context_compiler.compiler.view import View, message_origins

@@ -48,6 +48,10 @@ class Views(Deferred):
 class Sessions(Deferred):
     """The commands of `sessions`."""
 
-    elsewhere = dict.fromkeys(
-        ["show", "find", "delete", "compact", "undo", "pin", "unpin", "pins", "rules", "dismiss"], "session_commands"
-    ) | {"test": "written_tests"}
+    elsewhere = (
+        {"show": "session_show"}
+        | dict.fromkeys(
+            ["find", "delete", "compact", "undo", "pin", "unpin", "pins", "rules", "dismiss"], "session_commands"
+        )
+        | {"test": "written_tests"}
+    )

@@ -16,10 +16,11 @@ import typer
 from pydantic_ai.messages import ModelMessage, ModelResponse
 
 from context_compiler.cli.compile import ViewRequest, compile_messages, view_document
+from context_compiler.cli.explanation import DROP_COLUMNS, dropped_rows
 from context_compiler.cli.options import DB, Db, Json, Place, example, group, list_command, open_record
 from context_compiler.cli.screen import Column, Piece, Screen
 from context_compiler.cli.serve import missing_for_serve
-from context_compiler.cli.show import DROP_COLUMNS, dropped_rows, print_messages, read_history
+from context_compiler.cli.show import print_messages, read_history
 from context_compiler.cli.text import json_text, number, one_line, plural, share
 from context_compiler.compiler.view import View, message_origins
 from context_compiler.messages.history import History, message_body, reader_of

@@ -40,6 +40,16 @@ STRETCHES = (
     Column("the words are", style="bold", wraps=True),
     Column("because", style="yellow", wraps=True),
 )
+SAID = (
+    Column("session", style="bold", names=True),
+    Column("message", right=True),
+    Column("role", spare=1),
+    Column("words", wraps=True),
+    Column("requests with it", right=True),
+)
+SESSIONS = 20
+"""Maximum number of sessions in which a fact is looked up at once."""
+
 MENTIONS = (Column("message", right=True), Column("role"), Column("words", wraps=True))
 
 
@@ -164,6 +174,21 @@ async def load_fact(db: Place, owner: str | None, session: str, text: str) -> tu
     return info.session_id, page
 
 
+async def load_facts(db: Place, owner: str | None, text: str) -> list[tuple[str, FactPage]]:
+    """Load the fate of a fact in at most `SESSIONS` sessions that contain it, or else come nearest to it, by name.
+
+    Raises:
+        SettingsError: the string is empty.
+    """
+    if not text.strip():
+        raise SettingsError("TEXT is empty: give words, a number, or a path")
+    async with open_record(db, owner) as every:
+        search = FactSearch(Tracer(every))
+        numbers = sorted((await search.sessions(text)).numbers, reverse=True)[:SESSIONS]
+        pages = [await search.session(number, text) for number in numbers]
+    return [(page.session.session_id, page) for page in pages]
+
+
 async def _fact_page(store: SQLStore, session: str, vault_name: str, text: str) -> FactPage:
     row = await store.perform(partial(browse.session_number, session_id=session, vault_name=vault_name))
     if row is None:
@@ -236,14 +261,38 @@ def _reason(fate: Fate, view: int | None) -> str:
     return f"{step}{fate.reason or 'the record does not name the reason'}{since}"
 
 
+def print_facts(screen: Screen, pages: Sequence[tuple[str, FactPage]], text: str, db: Place) -> None:
+    """Print the sessions that contain a fact, or else come nearest to it; of a single one, its fate."""
+    if len(pages) == 1:
+        print_fact(screen, *pages[0], db)
+        return
+    if not pages:
+        screen.line(f"nothing in any session contains {one_line(text, 60)!r}, or most of its words")
+        return
+    if not any(page.had or page.mentioned for _, page in pages):
+        screen.line(f"nothing contains {one_line(text, 60)!r} as it stands; these come nearest")
+    said = ((name, (*page.mentions, *page.near)[:1], page) for name, page in pages)
+    screen.table(SAID, ((name, *_mention_row(first[0]), _had(page)) for name, first, page in said if first))
+    name, page = pages[0]
+    fact = page.fact if page.had or page.mentioned or not page.near else page.near[0].fact
+    words = f"sessions find {quote(name)} {quote(fact)}"
+    screen.line(("when it left, and why: ", "dim"), (list_command(words, db), "cyan"))
+
+
+def _had(page: FactPage) -> str:
+    return f"{number(page.had)} of {number(page.requests_since)}" if page.requests_since else ""
+
+
 def print_fact(screen: Screen, session: str, page: FactPage, db: Place) -> None:
     """Print which requests of a session contained a fact, in which form, and when it was dropped."""
     fact = one_line(page.fact, 60)
     if not page.mentioned and not page.had:
         screen.line(f"nothing in session {session} contains {fact!r}: neither its raw history nor any request")
         if page.near:
-            screen.heading("With its words in another order")
+            screen.heading("Nearest to it")
             screen.table(MENTIONS, map(_mention_row, page.near))
+            words = f"sessions find {quote(session)} {quote(page.near[0].fact)}"
+            screen.line(("follow the first: ", "dim"), (list_command(words, db), "cyan"))
         return
     screen.line((f"{fact!r}", "bold"), f" in session {session}: said in {plural(page.mentioned, 'message')} so far")
     if page.answer:

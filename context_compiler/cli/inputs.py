@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import partial
+from importlib.util import find_spec
+from typing import get_args
 
 from pydantic_ai.exceptions import UserError
-from pydantic_ai.models import Model, infer_model
+from pydantic_ai.models import KnownModelName, Model, infer_model
 
 from context_compiler.chat import local_model
 from context_compiler.chat.demo_model import NAME, ScriptedModel
@@ -68,8 +71,16 @@ def select_conversation(conversations: list[Transcript], wanted: str | None, *, 
     )
 
 
-EXTRAS = ("anthropic", "google", "openai")
-"""Providers for which this package has an extra; those of others come with the host."""
+EXTRAS = {"anthropic": "anthropic", "google": "google.genai", "openai": "openai"}
+"""Providers for which this package has an extra, with the module that each needs; others come with the host."""
+
+
+def installed_models() -> list[str]:
+    """Names of the models that can be used here once their key is set: those without a key, then by provider."""
+    there = {provider for provider, module in EXTRAS.items() if attempt(partial(find_spec, module)).value is not None}
+    every: tuple[str, ...] = get_args(getattr(KnownModelName, "__value__", KnownModelName))
+    local = [local_model.NAME] if attempt(local_model.default_weights).error is None else []
+    return [NAME, *local, *(name for name in every if name.partition(":")[0] in there)]
 
 
 def check_model(model: str) -> str:
@@ -130,7 +141,7 @@ def _remedy(error: Exception | None) -> str:
     if isinstance(error, UserError) and missing:
         return f"set the environment variable {missing}"
     if message.startswith("Unknown model") and len(message) < 200:
-        return f"{message.removesuffix('.')}; give provider:name, such as openai:gpt-5"
+        return f"{message.split('. ')[0].removesuffix('.')}; give provider:name, such as openai:gpt-5"
     return message.split(". ")[0]
 
 

@@ -78,6 +78,7 @@ VaultOwner = Annotated[
     typer.Option("--owner", envvar="CONTEXT_COMPILER_OWNER", help="Owner of the vault."),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+SessionId = Annotated[str, typer.Argument(metavar="ID", help="Name of a session, from `sessions list`.")]
 ViewId = Annotated[int, typer.Argument(metavar="ID", help="Number of a view, from `views list`.")]
 
 DB = Path(DEFAULT_PATH)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from functools import cache
 from importlib import import_module
@@ -141,6 +142,8 @@ def _print_usage_error(error: Any) -> int:
     message = error.format_message().strip().rstrip(".").replace("Value error, ", "")  # pydantic's prefix
     for words in NO_INTEGER:
         message = message.replace(words, WHOLE)
+    origin = re.search(r"from `[^`]+`", str(getattr(getattr(error, "param", None), "help", "")))
+    message += f", {origin[0]}" if origin else ""
     print_error(f"{message[:1].lower()}{message[1:]}; see `{path} --help`")
     return INVALID
 

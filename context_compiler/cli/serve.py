@@ -36,7 +36,7 @@ from context_compiler.cli.screen import Screen, print_note
 from context_compiler.cli.text import json_text
 from context_compiler.errors import SettingsError
 from context_compiler.paths import install_command, vault_of
-from context_compiler.record.files import records_beside
+from context_compiler.record.files import other_records
 from context_compiler.record.store import SQLiteStore
 
 app = group("Browse the record in a web browser.")
@@ -98,7 +98,7 @@ def serve(
     if missing := missing_for_serve():
         raise SettingsError(f"{' and '.join(missing)} not installed: {install_command('web')}")
     if not chat and isinstance(db, Path) and not db.exists():
-        near = f"; in {db.parent} {' and '.join(beside[:3])} may be one" if (beside := records_beside(db)) else ""
+        near = f" (there is {' and '.join(others)})" if (others := other_records(db)) else ""
         print_note(f"{db}: there is no record here{near}; its pages are empty until something is recorded")
     chat = chat or (not owner and getattr(ctx.get_parameter_source("model"), "name", "") == "COMMANDLINE")
     vault = vault_of(vault, owner)
@@ -154,7 +154,7 @@ def _chats(model: str, **settings: Any) -> Any:
     def agent_of(name: str) -> Any:
         return import_module("pydantic_ai").Agent(inputs.chat_model(name, instead=INSTEAD), name="chat")
 
-    return web.Chats(agent_of, web.ChatDefaults(model=model, **settings))
+    return web.Chats(agent_of, web.ChatDefaults(model=model, models=inputs.installed_models(), **settings))
 
 
 def _run(application: Any, listener: socket.socket) -> None:

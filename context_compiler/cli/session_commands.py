@@ -1,9 +1,8 @@
-"""`sessions show`, `find`, `test`, `delete`, and what steers a conversation: compiles, pins and rules."""
+"""`sessions find`, `test`, `delete`, and what steers a conversation: compiles, pins and rules."""
 
 from __future__ import annotations
 
 import asyncio
-import json as json_
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from context_compiler.chat.transcript import Transcript, transcript_folders
-from context_compiler.cli.facts import load_fact, plain_fact, print_fact
+from context_compiler.cli.facts import load_fact, load_facts, plain_fact, print_fact, print_facts
 from context_compiler.cli.inputs import chat_model
 from context_compiler.cli.options import (
     DB,
@@ -22,6 +21,7 @@ from context_compiler.cli.options import (
     ModelName,
     Owner,
     Place,
+    SessionId,
     System,
     Vault,
     Yes,
@@ -32,21 +32,15 @@ from context_compiler.cli.options import (
     open_record,
     parse_amount,
 )
-from context_compiler.cli.screen import Column, Screen, print_error, print_note, print_result
-from context_compiler.cli.show import excerpt, print_messages, read_history
+from context_compiler.cli.screen import Screen, print_error, print_note, print_result
 from context_compiler.cli.steering import print_outcome, print_pins, print_rules
-from context_compiler.cli.text import json_text, number, one_line, plural, sent_share, timestamp
-from context_compiler.cli.views import view_table
-from context_compiler.errors import StoreError
-from context_compiler.messages.display import role
-from context_compiler.messages.history import load_messages
+from context_compiler.cli.text import json_text, number, one_line, plural
+from context_compiler.errors import SettingsError, StoreError
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.middleware.manual import CompileResult
-from context_compiler.record.values import Compile, Record, SessionInfo
+from context_compiler.record.values import SessionInfo
 
-app = group("Show, search, steer and delete recorded conversations.")
-
-SessionId = Annotated[str, typer.Argument(metavar="ID", help="Name of a session, from `sessions list`.")]
+app = group("Search, steer and delete recorded conversations.")
 
 Message = Annotated[
     str, typer.Argument(metavar="MESSAGE", help="`turn 3`, `m12` as in `sessions show`, or words from the message.")
@@ -54,51 +48,34 @@ Message = Annotated[
 
 T = TypeVar("T")
 
-MESSAGES = (Column("#", right=True), Column("role"), Column("tokens", right=True), Column("begins", elastic=True))
-
-
-@app.command("show", epilog=example("sessions show demo --raw"))
-def show_(
-    session: SessionId,
-    raw: Annotated[bool, typer.Option("--raw", help="Print every message in full.")] = False,
-    db: Db = DB,
-    owner: Owner = None,
-    json: Json = False,
-) -> None:
-    """Show one conversation: its requests and its raw history."""
-    infos, records, compiles, bodies = asyncio.run(_load_session(db, owner, session))
-    screen = Screen()
-    if json:
-        messages = [json_.loads(body) for body in bodies]
-        document = {"sessions": infos, "views": records, "compiles": compiles, "messages": messages}
-        screen.raw(json_text(document))
-        return
-    for info in infos:
-        _print_facts(screen, info)
-    screen.heading("Requests")
-    screen.table(*view_table(records))
-    history = read_history(load_messages(bodies))
-    screen.heading(f"Raw history: {plural(len(history), 'message')}, {number(history.tokens)} tokens")
-    if raw:
-        print_messages(screen, history)
-        return
-    rows = [
-        (index, role(reading), number(reading.tokens), excerpt(reading, 90))
-        for index, reading in enumerate(history.readings)
-    ]
-    screen.table(MESSAGES, rows)
-
 
 @app.command("find", epilog=example("sessions find demo 'my explicit yes'"))
 def find(
-    session: SessionId,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="Words, a number or a path; case is ignored.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[ID] TEXT",
+            help="Words, a number or a path, in the session ID or in all; case, order and a slip are forgiven.",
+        ),
+    ],
     db: Db = DB,
     owner: Owner = None,
     json: Json = False,
 ) -> None:
-    """Find which requests of a conversation contained a fact, in which form, and when and why it was dropped."""
-    name, page = asyncio.run(load_fact(db, owner, session, text))
+    """Find which requests contained a fact, in which form, and when and why it was dropped."""
+    *sessions, text = words
+    if len(sessions) > 1:
+        raise SettingsError(
+            f'give one session and one text: put quotes around the words, as in "{" ".join(words[1:])}"'
+        )
+    if not sessions:
+        pages = asyncio.run(load_facts(db, owner, text))
+        if json:
+            Screen().raw(json_text({"db": str(db), "sessions": [plain_fact(name, page) for name, page in pages]}))
+        else:
+            print_facts(Screen(), pages, text, db)
+        return
+    name, page = asyncio.run(load_fact(db, owner, sessions[0], text))
     if json:
         Screen().raw(json_text({"db": str(db), **plain_fact(name, page)}))
     else:
@@ -263,16 +240,6 @@ def _find_transcripts(session: str, owner: str, db: Place, vault: Path | None, s
     return list({path.resolve(): path for path in paths if path.is_file()}.values())
 
 
-async def _load_session(
-    db: Place, owner: str | None, session: str
-) -> tuple[list[SessionInfo], list[Record], list[Compile], list[bytes]]:
-    async with open_record(db, owner) as every:
-        infos = await find_session(every, session)
-        name, store = infos[0].session_id, every.scoped(infos[0].owner)
-        records = await store.views(name)
-        return infos, records, await store.summaries(name), await store.transcript(name)
-
-
 async def _load_size(db: Place, owner: str | None, session: str) -> tuple[list[SessionInfo], int | None]:
     """Find a session, and count its messages; None if they are too damaged to be read."""
     async with open_record(db, owner) as every:
@@ -286,18 +253,3 @@ async def _load_size(db: Place, owner: str | None, session: str) -> tuple[list[S
 async def _delete(db: Place, owner: str, session: str) -> int:
     async with open_record(db, owner, writing=True) as store:
         return await store.delete(session)
-
-
-def _print_facts(screen: Screen, info: SessionInfo) -> None:
-    screen.line((f"session {info.session_id}", "bold"))
-    sent = f"{number(info.tokens_sent)} sent ({sent_share(info.tokens_sent, info.tokens_raw)})"
-    screen.facts(
-        [
-            ("vault", info.vault_name),
-            ("started", timestamp(info.created_at)),
-            ("last used", timestamp(info.last_at)),
-            ("requests", number(info.requests)),
-            ("compiles", number(info.compiles)),
-            ("tokens", f"{number(info.tokens_raw)} raw → {sent}"),
-        ]
-    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, cast
 
 from context_compiler.cli.screen import Column, Screen
@@ -10,7 +11,6 @@ from context_compiler.cli.show import TOKEN_COLUMNS, print_messages, read_histor
 from context_compiler.cli.text import first_word, number, plural, timestamp
 from context_compiler.cli.views import STATUSES
 from context_compiler.messages.history import load_messages
-from context_compiler.middleware.request import tool_tokens
 from context_compiler.record.costs import compile_cost, request_cost
 from context_compiler.record.totals import IMPORTED
 from context_compiler.record.values import Record, Tool
@@ -50,6 +50,7 @@ def print_view(screen: Screen, record: Record, bodies: Sequence[bytes], *, raw: 
 def print_tools(screen: Screen, tools: Sequence[Tool]) -> None:
     """Print the tools of a request, with their tokens."""
     counter = TokenCounter()
+    tool_tokens: Callable[[Tool, TokenCounter], int] = import_module("context_compiler.middleware.request").tool_tokens
     rows = [(tool.name, tool.kind, tool_tokens(tool, counter), tool.description or "") for tool in tools]
     screen.table(TOOLS, rows)
     total = number(sum(row[2] for row in rows))

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import groupby, pairwise
 
 from context_compiler.cache import Memo
+from context_compiler.compiler.nearest import HITS, Nearest
 from context_compiler.compiler.trace import Tracer, fate_of, is_covered_by_summary, request_of, session_of
 from context_compiler.messages.display import (
     BESIDE,
@@ -31,14 +32,14 @@ ORDER = tuple(FORMS)
 MENTIONS = 20
 """Maximum number of raw messages listed for a fact."""
 
+NEAR = 8
+"""Maximum number of near messages that are listed."""
+
 EXPLAINED = 6
 """Maximum number of stretches whose reason is looked up."""
 
 MOVES = 6
 """Maximum departures and returns of a fact that its answer names; earlier ones are counted."""
-
-HITS = 400
-"""Number of newest matches of the text index that a search over all sessions uses."""
 
 EXCERPT = 90
 """Characters shown on each side of a fact."""
@@ -96,9 +97,18 @@ class FactPage:
     answer: str = ""
     """When the fact left the requests and came back, in a few sentences; empty if no raw history contains it."""
     near: tuple[Mention, ...] = ()
-    """If nothing contains the fact: raw messages with all of its words, in any order."""
+    """If nothing contains the fact: raw messages with most of its words, each with the sentence that has them."""
     pinned: tuple[int, ...] = ()
     """Positions of the mentions that are pinned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundSessions:
+    """Sessions with some words, from the newest matches of the text index."""
+
+    numbers: tuple[int, ...]
+    near: bool
+    """True if no message contains the words as they stand, so that these come nearest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +135,11 @@ class FactSearch:
         """Fate of a fact in a session."""
         return await self.tracer.read(partial(self._session, number=number, fact=fact.strip()))
 
-    async def sessions(self, text: str) -> tuple[int, ...]:
-        """Row numbers of sessions whose raw history contains a text, from the newest matches of the text index."""
+    async def sessions(self, text: str) -> FoundSessions:
+        """Sessions whose raw history contains a text, or else comes nearest to it."""
         return await self.tracer.read(partial(self._sessions, text=text.strip()))
 
-    def _sessions(self, db: Database, text: str) -> tuple[int, ...]:
+    def _sessions(self, db: Database, text: str) -> FoundSessions:
         for session, tip in browse.first_tips(db, self._rooted):
             root = browse.root_of(db, tip)
             if root is not None:
@@ -137,13 +147,13 @@ class FactSearch:
             self._rooted = max(self._rooted, session)
         sessions: dict[int, None] = {}
         seen: set[str] = set()
-        nodes = [node for node, _ in browse.matching_nodes(db, text, HITS)]
-        for node in nodes or _nodes_with_words(db, text)[:HITS]:
+        exact = [node for node, _ in browse.matching_nodes(db, text, HITS)]
+        for node in exact or Nearest(db, text).nodes:
             root = browse.root_of(db, node)
             if root is not None and root not in seen:
                 seen.add(root)
                 sessions |= dict.fromkeys(self._roots.get(root, ()))
-        return tuple(sessions)
+        return FoundSessions(numbers=tuple(sessions), near=bool(sessions) and not exact)
 
     def _session(self, db: Database, number: int, fact: str) -> FactPage:
         info = session_of(db, number)
@@ -166,9 +176,6 @@ class FactSearch:
         places = {content for content, mask in own.items() if mask & _bit(VERBATIM)}
         mentions, mentioned = self._mentions(db, info, tips, places, fact)
         found = any(mask or raw for mask, raw in masks)
-        words = () if found else _nodes_with_words(db, fact)
-        scattered = {chains.nodes[node][2] for node in words if node in chains.nodes}
-        near, _ = self._mentions(db, info, tips, scattered, fact)
         stretches = tuple(self._stretches(db, tips, masks, [mention.index for mention in mentions]))
         return FactPage(
             session=info,
@@ -181,8 +188,24 @@ class FactSearch:
             requests_since=sum(bool(raw) for _, raw in masks),
             stretches=stretches,
             answer=answer_of(stretches),
-            near=tuple(near),
+            near=() if found else self._near(db, info, tips, fact),
         )
+
+    def _near(self, db: Database, info: SessionRow, tips: Sequence[RequestTips], fact: str) -> tuple[Mention, ...]:
+        chain = self._raw_chain(db, info, tips)
+        places = {node.id: position for position, node in enumerate(chain)}
+        nearest = Nearest(db, fact, places)
+        positions = [places[node] for node in nearest.nodes[:NEAR]]
+        _, readings = self.tracer.read_nodes(db, [chain[position] for position in positions])
+        return tuple(
+            _mention(position, reading, nearest.sentence(searchable(reading)))
+            for position, reading in zip(positions, readings, strict=True)
+        )
+
+    def _raw_chain(self, db: Database, info: SessionRow, tips: Sequence[RequestTips]) -> Sequence[Node]:
+        """Newest raw history of a session."""
+        tip = next((request.raw_tip for request in reversed(tips) if request.raw_tip is not None), None)
+        return self.tracer.chain(db, tip, info.id)
 
     def _read(self, db: Database, number: int, tips: Sequence[RequestTips]) -> Chains:
         cached = self._chains.get(number)
@@ -205,7 +228,7 @@ class FactSearch:
         """Bit mask of the forms in which each message contains the fact, by content hash."""
         masks: dict[str, int] = {}
         folded = _flat(fact)
-        for node, text in browse.matching_nodes(db, fact, -1):
+        for node, text in browse.matching_nodes(db, fact, None):
             if node in chains.nodes and folded in _flat(text):
                 masks[chains.nodes[node][2]] = _bit(VERBATIM)
         contents = (content for _, _, content, *_ in chains.nodes.values())
@@ -236,8 +259,7 @@ class FactSearch:
         contents: Set[str],
         fact: str,
     ) -> tuple[list[Mention], int]:
-        tip = next((request.raw_tip for request in reversed(tips) if request.raw_tip is not None), None)
-        chain = self.tracer.chain(db, tip, info.id)
+        chain = self._raw_chain(db, info, tips)
         places = [position for position, node in enumerate(chain) if node.content in contents]
         _, readings = self.tracer.read_nodes(db, [chain[position] for position in places[:MENTIONS]])
         mentions = [_mention(position, reading, fact) for position, reading in zip(places, readings, strict=False)]
@@ -287,13 +309,6 @@ class FactSearch:
         return (gone[0].reason, gone[0].step.number if gone[0].step else 0, told) if gone else ("", 0, told)
 
 
-def _nodes_with_words(db: Database, text: str) -> list[str]:
-    """Raw messages with all words of a text, in any order, newest first."""
-    words = dict.fromkeys(re.findall(r"\w+", text))
-    found = [dict.fromkeys(node for node, _ in browse.matching_nodes(db, word, -1)) for word in words]
-    return [node for node in min(found, key=len, default=()) if all(node in nodes for nodes in found)]
-
-
 def _instructions(chains: Chains, tip: RequestTips) -> str | None:
     """Hash of the instructions of a request, which are stored with its last message; None if there are none."""
     last = chains.nodes.get(tip.view_tip or "")
@@ -331,10 +346,8 @@ def _is_prompt_with_block(reading: Reading, item: Item) -> bool:
 
 def _mention(position: int, reading: Reading, fact: str) -> Mention:
     text = " ".join(searchable(reading).split())
-    start = text.casefold().find(fact.casefold())
-    if start < 0:  # the words in another order: the first of them
-        fact = next((word for word in re.findall(r"\w+", fact) if word.casefold() in text.casefold()), "")
-        start = max(text.casefold().find(fact.casefold()), 0)
+    fact = " ".join(fact.split())
+    start = max(text.casefold().find(fact.casefold()), 0)
     stop = start + len(fact)
     return Mention(
         index=position,

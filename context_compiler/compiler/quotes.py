@@ -24,6 +24,7 @@ from context_compiler.recall.outline import phases
 from context_compiler.recall.passages import Passage, passages, write_quotation
 from context_compiler.recall.ranking import MAX_TERMS
 from context_compiler.recall.selection import Candidates
+from context_compiler.recall.spelling import spelt
 from context_compiler.resilience import in_time
 from context_compiler.template import prompt_text
 from context_compiler.tokens import TokenCounter
@@ -61,8 +62,9 @@ class _Sources:
     def of(cls, selection: Selection, loose: Sequence[int], rules: Sequence[str], recall: bool) -> _Sources:
         """Split the messages at `loose` into candidates; rank them for the pending question if `recall`."""
         history, outline, counter = selection.history, selection.draft.outline, selection.counter
-        question = _pending_question(selection) if recall else None
-        ranking = Ranking(index_of(history), question, max(loose) + 1) if loose and question else None
+        question, stop = _pending_question(selection) if recall else None, max(loose, default=-1) + 1
+        question = spelt(question, index_of(history), stop) if loose and question else question
+        ranking = Ranking(index_of(history), question, stop) if loose and question else None
         bears = None if ranking is None or selection.lasting else ranking.weight  # a live view has a block for that
         pieces = passages(history, outline, loose, counter, bears) if loose else ()
         shown = {item.text.strip() for item in _whole_items(selection)}

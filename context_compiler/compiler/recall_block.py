@@ -26,6 +26,7 @@ from context_compiler.recall import Index, Question, Ranking, Relevance, index_o
 from context_compiler.recall.changes import mark_changes
 from context_compiler.recall.passages import Passage, answer_text, new_passages, passages, write_quotation
 from context_compiler.recall.selection import Candidates, spread
+from context_compiler.recall.spelling import spelt
 from context_compiler.tokens import TokenCounter
 
 MIN_BLOCK = 48
@@ -179,7 +180,7 @@ class _Search:
         if not self.prompt.strip():
             return Question.of("")
         for text in dict.fromkeys((asking_part(self.prompt, self._counter), self.prompt)):
-            question = Question.of(text)
+            question = spelt(Question.of(text), self._index, self._cycle.decided)
             if self._occurs(question):
                 return question
         before = next(

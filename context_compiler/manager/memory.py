@@ -18,6 +18,7 @@ from context_compiler.errors import SettingsError
 from context_compiler.manager.results import SCORED, Commit, Diff, Match, Memory, Score
 from context_compiler.messages.history import Reader
 from context_compiler.recall import Index, Question, Relevance
+from context_compiler.recall.spelling import spelt
 from context_compiler.recall.terms import terms
 from context_compiler.record import rows, sessions
 from context_compiler.record.database import Database
@@ -150,6 +151,7 @@ class MemoryRanking:
         if not self._index.extends_to(history):
             self._index = Index()
         self._index.extend(history)
+        question = spelt(question, self._index, len(history))
         relevant = Relevance(self._index, question, least=MIN_TERM_WEIGHT, floor=MIN_RELEVANCE)
         scored = [(relevant.of(memory.text), index) for index, memory in enumerate(memories)]
         ranked = sorted((pair for pair in scored if pair[0] > 0), key=lambda pair: (-pair[0], -pair[1]))

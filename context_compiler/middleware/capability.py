@@ -68,11 +68,20 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
     """Compiles every model request of an agent into a view within a token budget.
 
         agent = Agent("openai:gpt-5", capabilities=[ContextCompiler(budget=16_000, store="context.db")])
+        result = await agent.run("Never deploy on Fridays.", conversation_id="release")
 
-    With `model=None` the run's own model writes the summaries, at its usual price; `model="none"` uses no model.
+    With `model=None` the run's own model writes the summaries, at its usual price; `model="none"` uses no model. All
+    arguments have defaults; they are, in the order below:
+
+    * size: budget, trigger, reserve, window, probe, counter
+    * summary: model, template, fidelity, inject, compile_spend_limit, reflections, vault, system, vault_name
+    * kept whole: recent_turns, recent_tool_results, tool_history, rules, detect_rules
+    * recall: recall, recall_across, say_absent
+    * when it compiles: every_turn, background, compile_tool, timeout
+    * record: store, record, redact, owner, record_timeout, dry_run
+    * your program: on_view, on_error, layers, role, id
 
     Args:
-        template: A template name, a path inside the template folders, or a `Template`.
         budget: Input tokens per request, a fraction of the window, or `Money`; None is 0.8 of a known window, else
             32,000.
         trigger: Threshold of a compile, in tokens or as a fraction of the budget; None is the template's, else one that
@@ -81,15 +90,14 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         window: The model's context window in tokens, if the host does not know it.
         probe: Ask a model server on this machine once for its context window, if it is unknown.
         counter: Token counter; None counts exactly with o200k, "provider" also asks the model's provider.
-        fidelity: Fidelity of the summary; None takes the template's.
-        every_turn: Compile at the first request of every user turn; this invalidates the prompt cache once a turn.
-        compile_tool: Give the agent the tool `compile_context`, which compiles its own conversation.
-        background: Compile in the background before the threshold is reached, so that requests rarely wait for a
-            compile.
         model: Model that writes summaries; None is the run's own, "none" uses no model.
+        template: A template name, a path inside the template folders, or a `Template`.
+        fidelity: Fidelity of the summary; None takes the template's.
+        inject: Channel of the summary: user, system or compaction.
         compile_spend_limit: Maximum cost of the compiles of a session; once it is reached, no model is called. Requests
             do not count.
-        store: Store of the record: a path, the address of a PostgreSQL database, or a `Store`; None keeps it in memory.
+        reflections: Policy that fills `reflections` in a template that uses them; None takes the last three failed
+            calls.
         vault: Folder whose `AssistantMD/ContextTemplates/` is searched first; `{owner}` in its path gives each owner a
             folder.
         system: Folder whose `ContextTemplates/` is searched second.
@@ -105,18 +113,20 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             something: a fraction of the room, or tokens; 0 quotes none.
         say_absent: Let a recall block name the ids, paths, long numbers, names and dates of its prompt that nobody has
             said before; `View.absent` lists them in any case.
-        reflections: Policy that fills `reflections` in a template that uses them; None takes the last three failed
-            calls.
-        inject: Channel of the summary: user, system or compaction.
-        record: Content of the record: full, metadata, or off.
-        owner: Owner of the conversations, or a function from a run to its owner; an owner never finds anything of
-            another owner. None is the owner of the store.
-        redact: Function that returns the part of a text that may be recorded.
-        dry_run: Record and log the view that would be sent, but send raw history.
+        every_turn: Compile at the first request of every user turn; this invalidates the prompt cache once a turn.
+        background: Compile in the background before the threshold is reached, so that requests rarely wait for a
+            compile.
+        compile_tool: Give the agent the tool `compile_context`, which compiles its own conversation.
         timeout: Time limit in seconds of a compile, of searching a history, and of any other code of yours that a
             request waits for.
+        store: Store of the record: a path, the address of a PostgreSQL database, or a `Store`; None keeps it in memory.
+        record: Content of the record: full, metadata, or off.
+        redact: Function that returns the part of a text that may be recorded.
+        owner: Owner of the conversations, or a function from a run to its owner; an owner never finds anything of
+            another owner. None is the owner of the store.
         record_timeout: Seconds that a request waits for the record, in all; what takes longer is written behind the
             answer. None waits as long as the store does.
+        dry_run: Record and log the view that would be sent, but send raw history.
         on_view: Called with every view before it is sent; may be async, then within `timeout`.
         on_error: Called with every error that did not stop the run; may be async, then within `timeout`.
         layers: Source of the layers: `Layers`, or a function from a session to its state. The layers that `role` needs

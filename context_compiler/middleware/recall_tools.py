@@ -35,6 +35,7 @@ from context_compiler.recall.others import Mention
 from context_compiler.recall.passages import Passage, Quotation, passages, write_quotation
 from context_compiler.recall.question import Pending
 from context_compiler.recall.selection import take_beside
+from context_compiler.recall.spelling import spelt
 from context_compiler.record.store import Store, Tenants, open_store
 from context_compiler.resilience import attempt, try_await
 from context_compiler.tokens import TokenCounter
@@ -185,7 +186,8 @@ class Recall(AbstractCapability[Any]):
     async def _best(self, history: History, turns: Outline, query: str) -> tuple[Passage, ...]:
         """The best passages within the token limit, in chronological order."""
         stop = turns.active.start if turns.turns else 0
-        index, question = index_of(history), Question.of(query)
+        index = index_of(history)
+        question = spelt(Question.of(query), index, stop)
         ranking = Ranking(index, question, stop)
         best = ranking.best()[:MAX_MESSAGES]
         counter = self._reader.counter

@@ -69,11 +69,14 @@ class Verdict:
         settings = f"budget {self.budget:,}, recall {self.recall}"
         if self.cost < self.everything:
             return f"use {settings}: {self._amount(self.everything)} → {self._amount(self.cost)}"
-        best = f"{self._amount(self.everything)}, and {self._amount(self.cost)} with {settings}"
-        return f"sending everything is cheaper here ({best}); a view pays from about {self.pays_from:,} tokens on"
+        whole = self._amount(self.everything)
+        beside = f"is cheaper here ({whole}, and {self._amount(self.cost)} with {settings})"
+        same = f"costs the same here ({whole})"
+        best = beside if self.cost > self.everything else same
+        return f"sending everything {best}; a view pays from about {self.pays_from:,} tokens on"
 
     def _amount(self, cost: float) -> str:
-        return dollars(Decimal(cost)) if self.priced else f"{round(cost):,} input tokens"
+        return dollars(Decimal(cost)) if self.priced else f"the price of {round(cost):,} input tokens"
 
 
 def verdict_of(everything: Sequence[Sent], tried: Sequence[Tried], model: str) -> Verdict:

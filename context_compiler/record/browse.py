@@ -448,7 +448,7 @@ _WITH_ANCESTORS = (
 )
 
 
-def matching_nodes(db: Database, words: str, limit: int) -> list[tuple[str, str]]:
+def matching_nodes(db: Database, words: str, limit: int | None) -> list[tuple[str, str]]:
     """Find raw messages that contain a phrase, newest first, as `(message id, searchable text)`.
 
     The last word may be the beginning of a longer word.

@@ -108,12 +108,12 @@ class Database(Protocol):
         """Index some of the texts that are not indexed yet; True if more may be left."""
         ...
 
-    def find_messages(self, words: Sequence[str], limit: int, *, prefix: str | None) -> list[tuple[str, str]]:
+    def find_messages(self, words: Sequence[str], limit: int | None, *, prefix: str | None) -> list[tuple[str, str]]:
         """Find messages that contain a phrase, newest first, as `(message id, text)`.
 
         Args:
             words: The words of the phrase; the last may be the beginning of a longer word.
-            limit: Maximum number of messages.
+            limit: Maximum number of messages; None finds all.
             prefix: The owner prefix of the messages; None finds those of every owner.
         """
         ...

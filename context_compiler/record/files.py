@@ -31,6 +31,7 @@ T = TypeVar("T")
 log = logging.getLogger("context_compiler.store")
 
 NAME, OTHER_NAME = "context.db", "context_compiler.db"
+DEFAULT_PATH = "system/context.db"
 BUSY_TIMEOUT_MS = 5_000
 """Default milliseconds that a save waits while another process writes; the same as for PostgreSQL."""
 IDLE_S = 2.0
@@ -60,9 +61,11 @@ def locate(path: Path) -> Path:
     return other if path.name == NAME and file_identity(path) is None and file_identity(other) is not None else path
 
 
-def records_beside(path: Path) -> list[str]:
-    """Names of files in the same folder that may be records, in case a path is mistyped."""
-    return sorted(file.name for file in path.parent.glob("*.db") if file.is_file() and file != path)
+def other_records(path: Path) -> list[str]:
+    """Files that may be the record, in case its path is mistyped: the default one, and those in the same folder."""
+    default = Path(DEFAULT_PATH)
+    others = [default, *sorted(path.parent.glob("*.db"))]
+    return [str(file) for file in dict.fromkeys(others) if file.is_file() and file.absolute() != path.absolute()][:3]
 
 
 def explain(error: Exception, path: Path | str) -> StoreError:
@@ -248,7 +251,10 @@ def open_file(path: Path, *, read_only: bool, busy_timeout_ms: int) -> FileDatab
 
 def _reader(path: Path) -> FileDatabase:
     if not path.exists():
-        raise StoreError("there is no record here; give the path of one, or run something that is recorded first")
+        others = f", such as {' or '.join(found)}" if (found := other_records(path)) else ""
+        raise StoreError(
+            f"there is no record here; give the path of one{others}, or run something that is recorded first"
+        )
     # SQLite creates -wal and -shm beside a file even to read it; if the folder is read-only, nobody writes the file.
     is_read_only = not os.access(path.parent, os.W_OK) and not write_ahead_log(path).exists()
     uri = path.as_uri() + ("?mode=ro&immutable=1" if is_read_only else "?mode=ro")

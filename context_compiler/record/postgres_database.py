@@ -297,7 +297,7 @@ class PostgresDatabase:
                 )
         return len(waiting) == TEXTS_PER_STEP
 
-    def find_messages(self, words: Sequence[str], limit: int, *, prefix: str | None) -> list[tuple[str, str]]:
+    def find_messages(self, words: Sequence[str], limit: int | None, *, prefix: str | None) -> list[tuple[str, str]]:
         """Find messages that contain a phrase, newest first; its last word may be only a beginning.
 
         Returns:

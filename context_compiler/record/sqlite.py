@@ -125,12 +125,12 @@ class SQLiteDatabase(sqlite3.Connection):
         """Return False, because texts are indexed as soon as they are added."""
         return False
 
-    def find_messages(self, words: Sequence[str], limit: int, *, prefix: str | None) -> list[tuple[str, str]]:
+    def find_messages(self, words: Sequence[str], limit: int | None, *, prefix: str | None) -> list[tuple[str, str]]:
         """Find messages that contain a phrase, newest first."""
         matches = self.execute(
             "SELECT node, text FROM messages_fts WHERE messages_fts MATCH ?1"
             " AND (?3 IS NULL OR substr(node, 1, instr(node, '/')) = ?3) ORDER BY rowid DESC LIMIT ?2",
-            (f'"{" ".join(words)}"*', limit, prefix),
+            (f'"{" ".join(words)}"*', -1 if limit is None else limit, prefix),
         )
         return [(row[0], row[1]) for row in matches]
 

@@ -27,7 +27,7 @@ from context_compiler.record import conversations, maintenance, queries, removal
 from context_compiler.record import sessions as of_sessions
 from context_compiler.record.background import hold_at_fork, result_at_once
 from context_compiler.record.database import PAGE, Database, Moment
-from context_compiler.record.files import BUSY_TIMEOUT_MS, FAILURES, File, explain, locate
+from context_compiler.record.files import BUSY_TIMEOUT_MS, DEFAULT_PATH, FAILURES, File, explain, locate
 from context_compiler.record.maintenance import Damaged
 from context_compiler.record.schema import version_of
 from context_compiler.record.sqlite import open_memory
@@ -45,7 +45,6 @@ from context_compiler.record.values import (
 
 T = TypeVar("T")
 P = ParamSpec("P")
-DEFAULT_PATH = "system/context.db"
 
 
 class Recorder(Protocol):

@@ -201,9 +201,10 @@ STATUS = Parameter(name="status", about="First word of the status of requests.",
 
 async def _sessions(sources: Sources, values: Values) -> SessionsPage:
     names = ("name", "text", "status", "template", "model", "sort")
-    among = await sources.facts.sessions(values["text"]) if values["text"].strip() else None
-    wanted = SessionFilter(**{name: values[name] for name in names}, among=among)
-    return await sources.home.sessions(wanted, kind=values["kind"], page=values["page"])
+    found = await sources.facts.sessions(values["text"]) if values["text"].strip() else None
+    wanted = SessionFilter(**{name: values[name] for name in names}, among=found.numbers if found else None)
+    listed = await sources.home.sessions(wanted, kind=values["kind"], page=values["page"])
+    return replace(listed, near=found is not None and found.near)
 
 
 async def _overview(sources: Sources, values: Values) -> Overview:

@@ -25,7 +25,7 @@ from context_compiler.compiler.specifics import specifics
 from context_compiler.compiler.trace import NotFound
 from context_compiler.errors import ContextCompilerError, StoreError, TemplateError
 from context_compiler.paths import vault_of
-from context_compiler.record.files import locate, records_beside
+from context_compiler.record.files import locate, other_records
 from context_compiler.record.store import SQLiteStore, open_place
 from context_compiler.resilience import attempt
 from context_compiler.web.api import MAX_PARAMETER, RESOURCES, Resource, Sources, openapi, to_json
@@ -230,8 +230,8 @@ def _page(resource: Resource, sources: Sources) -> Endpoint:
         sources.inspector.warm()
         store = sources.inspector.store
         if resource.name == "sessions" and isinstance(store, SQLiteStore) and not locate(store.path).exists():
-            beside = records_beside(store.path)
-            return HTMLResponse(render("nothing.html", here="sessions", db=store.place, beside=beside))
+            found = other_records(store.path)
+            return HTMLResponse(render("nothing.html", here="sessions", db=store.place, others=found))
         value = await resource.load(sources, parameters)
         more = {name: await other.load(sources, parameters) for name, other in others.items()}
         db = str(sources.inspector.store.place)
@@ -293,7 +293,7 @@ def _find(sources: Sources) -> Endpoint:
 
     async def answer(request: Request) -> Response:
         words = request.query_params.get("q", "").strip()[:MAX_PARAMETER].replace("\x00", "")
-        sessions = await sources.facts.sessions(words) if words else ()
+        sessions = (await sources.facts.sessions(words)).numbers if words else ()
         here = link(f"/sessions/{sessions[0]}/fact", q=words) if len(sessions) == 1 else link("/sessions", text=words)
         return RedirectResponse(here, 303)
 

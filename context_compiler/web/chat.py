@@ -74,7 +74,8 @@ class ChatPages:
                 model=chat.model,
                 template=chat.session.template,
                 endless=chat.session.endless,
-                known=[row.session_id for row in sessions.value.sessions] if sessions.value else [],
+                models=[_choice(one) for one in dict.fromkeys((chat.model, *self.chats.defaults.models))],
+                known=sessions.value.sessions if sessions.value else (),
             )
         )
 
@@ -126,6 +127,11 @@ class ChatPages:
         """Compile now, undo a compile, pin, unpin or dismiss a rule."""
         chat = await self.chats.get(_name(request))
         return answer_json(await chat.steer(way, await json_body(request)))
+
+
+def _choice(model: str) -> Mapping[str, str]:
+    provider, colon, _ = model.partition(":")
+    return {"name": model, "provider": provider if colon else ""}
 
 
 _SESSION: dict[str, Any] = {

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from markdown_it import MarkdownIt
@@ -56,6 +57,13 @@ HEARTBEAT = 15
 """Number of checks without an event after which a comment is sent to keep the connection open."""
 
 
+RENDER_S = 0.2
+"""Minimum seconds between two renderings of an answer that is being written."""
+
+RENDERED = 60_000
+"""Characters of an answer from which on it is rendered only when it is complete."""
+
+
 class NotAChat(ContextCompilerError):
     """Error for a session that another program has recorded, which only a copy can continue."""
 
@@ -87,6 +95,8 @@ class ChatDefaults:
     template: str = "chat_compiler"
     endless: bool = True
     budget: Budget | None = None
+    models: Sequence[str] = ()
+    """Models that the page offers."""
     writer: Model | str | None = None
     """Model that writes summaries; None uses the model that answers."""
     db: Path | str
@@ -103,6 +113,7 @@ class Chat:
         self._listeners: set[asyncio.Queue[tuple[str, Any]]] = set()
         self._answer: asyncio.Task[None] | None = None
         self._prompt = self._shown = ""
+        self._rendered_at = 0.0
         self._requests: dict[int, int] = {}
         self._pinned: set[int] = set()
         self.view: View | None = None
@@ -166,7 +177,7 @@ class Chat:
             self.session.template = before
             raise chosen.error
         self.session.endless = endless
-        self._prompt, self._shown = text, ""
+        self._prompt, self._shown, self._rendered_at = text, "", 0.0
         self._broadcast("prompt", {"text": text})
         self._answer = asyncio.create_task(self._run(text))
 
@@ -185,8 +196,12 @@ class Chat:
             self._answer = None
 
     def _add(self, piece: str) -> None:
+        """Show a piece as text at once, and the whole answer so far as Markdown a few times a second."""
         self._shown += piece
         self._broadcast("piece", {"text": piece})
+        if len(self._shown) <= RENDERED and monotonic() - self._rendered_at >= RENDER_S:
+            self._broadcast("rendered", {"html": markdown(self._shown)})
+            self._rendered_at = monotonic()
 
     def _link(self, reply: Reply | None) -> None:
         view = reply.view if reply is not None else None
@@ -260,7 +275,10 @@ class Chat:
 
     def state(self) -> dict[str, Any]:
         """Return the state of the chat for a page that begins to listen."""
-        pending = {"prompt": self._prompt, "text": self._shown} if self.answering else None
+        pending = None
+        if self.answering:
+            html = markdown(self._shown) if len(self._shown) <= RENDERED else ""
+            pending = {"prompt": self._prompt, "text": self._shown, "html": html}
         return {
             "turns": len(visible_turns(self.session.messages)),
             "pending": pending,

@@ -30,7 +30,7 @@ from context_compiler.web.data import PAGE, Inspector, Pages
 
 AGENT, CHAT, STAGE, IMPORT = "agent", "chat", "pipeline", "import"
 KINDS = (AGENT, CHAT, STAGE, IMPORT)
-"""Kinds of sessions: of an agent, of a chat, of a stage of a pipeline, and imported without any request."""
+"""Kinds of sessions: of an agent or a manager, of a chat, of a stage of a pipeline, and imported without a request."""
 
 STEPS = ((16, timedelta(minutes=1)), (13, timedelta(hours=1)), (10, timedelta(days=1)), (10, timedelta(days=7)))
 """Lengths of a period, with the characters of a time that name it; the shortest with at most `PERIODS` is used."""
@@ -66,6 +66,8 @@ class SessionsPage:
     kind: str
     templates: tuple[str, ...]
     models: tuple[str, ...]
+    near: bool = False
+    """True if no message contains the searched words as they stand, so that these sessions come nearest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +166,7 @@ class Home:
         folders = transcript_folders(self.inspector.store.place, self._vault, self._system, session.owner)
         if name and any((folder / name).is_file() for folder in folders):
             return CHAT
-        return AGENT if session.tokens_sent else IMPORT
+        return AGENT if session.tokens_sent or session.managed else IMPORT
 
     def _overview(self, db: Database) -> Overview:
         _, sessions = browse.sessions_page(db, SessionFilter(), limit=0)

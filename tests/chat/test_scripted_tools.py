@@ -59,3 +59,18 @@ async def test_a_summary_needs_no_tools(tmp_path: Path) -> None:
     await store.close()
     assert any(one.usage for one in compiles), "the model was asked for a summary"
     assert made(history) == ["a.py", "b.py"] * 8
+
+
+async def test_its_summary_of_prompts_that_are_alike_is_not_refused() -> None:
+    errors: list[Exception] = []
+    compiler = ContextCompiler(budget=1_500, store=None, on_error=errors.append)
+    agent = Agent(ScriptedModel(delay=0), capabilities=[compiler])
+    history: list[ModelMessage] = []
+    compiled = 0
+    for number in range(30):
+        prompt = f"What about step {number}?" if number else "Never deploy on Fridays."
+        result = await agent.run(prompt, message_history=history, conversation_id="steps")
+        history = result.all_messages()
+        view = compiler.last_view
+        compiled += view is not None and view.status == "compiled"
+    assert compiled and not errors

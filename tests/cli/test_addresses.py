@@ -46,6 +46,14 @@ def test_commands_read_prune_and_delete(url: str):
     assert json.loads(run("sessions", "list", "--db", url, "--json"))["sessions"] == []
 
 
+def test_a_fact_is_found_by_its_words_or_near_ones(url: str):
+    exact = json.loads(run("sessions", "find", "ann", "live in Oslo", "--db", url, "--json"))
+    assert exact["said_in"] == 1 and exact["had"] == 2 and not exact["near"]
+    near = json.loads(run("sessions", "find", "ann", "lived Osol", "--db", url, "--json"))
+    assert not near["said_in"] and "I live in Oslo." in [one["fact"] for one in near["near"]]
+    assert "I live in Oslo." in run("sessions", "find", "oslo lives", "--db", url)
+
+
 async def test_the_pages_show_it(url: str, tmp_path: Path):
     web = pytest.importorskip("context_compiler.web.app")
     made = web.create_app(url, system=tmp_path)

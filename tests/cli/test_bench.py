@@ -77,7 +77,7 @@ def test_the_verdict_on_a_recorded_session_is_that_of_its_transcript(cc: Command
 def test_the_verdict_of_a_short_session_names_the_size_from_which_a_view_pays(cc: Command, tmp_path: Path) -> None:
     short = written(tmp_path / "short.json", chat(6, words=40)[:-1])
     said = cc("bench", short, "--budget", 4000)
-    assert "sending everything is cheaper here" in said.out and "a view pays from about " in said.out
+    assert "sending everything costs the same here (" in said.out and "a view pays from about " in said.out
     whole = cc("bench", short, "--budget", 4000, "--json").json
     assert (
         whole["verdict"]["pays_from"] >= whole["verdict"]["budget"] > 0

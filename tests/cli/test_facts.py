@@ -122,6 +122,21 @@ def test_a_fact_found_in_a_recall_block_is_labelled_so(chatted: Command) -> None
     assert "the words are in it: recalled before a prompt" in shown and "words of it: recalled" in shown
 
 
+def test_without_a_session_all_are_searched_for_the_words_or_near_ones(chatted: Command) -> None:
+    exact = chatted("sessions", "find", CODE, "--json").json["sessions"]
+    assert [one["session"] for one in exact] == ["main"] and exact[0]["had"]
+    said = chatted("sessions", "find", "main", "code of the relaese").out
+    assert "Nearest to it" in said and "sessions find main 'The release code is orchid-7731" in " ".join(said.split())
+    chatted("import", DEMO, "--session", "other", "--db", "system/context.db")
+    assert "Nearest to it" in chatted("sessions", "find", "release zebra code").out
+    assert "in session other" in chatted("sessions", "find", "28013").out
+    assert "nothing in any session" in chatted("sessions", "find", "28014").out
+    assert "nothing in any session" in chatted("sessions", "find", "zebra").out
+    assert 'around the words, as in "the release code"' in one_line(
+        chatted("sessions", "find", "main", "the", "release", "code")
+    )
+
+
 def test_a_missing_fact_view_or_session_is_reported_in_one_line(chatted: Command) -> None:
     assert "m0 to m" in one_line(chatted("views", "why", 1, "zebra"))
     assert "no view 99" in one_line(chatted("views", "why", 99))

@@ -130,7 +130,10 @@ def test_help_does_not_wait_for_the_host_to_be_imported() -> None:
     assert run.stderr == "False\n"
 
 
-@pytest.mark.parametrize("command", ["stats", "verify", "export", "views list", "views show 1 --json", "sessions list"])
+@pytest.mark.parametrize(
+    "command",
+    ["stats", "verify", "export", "views list", "views show 1 --json", "sessions list", "sessions show demo --json"],
+)
 def test_commands_on_the_record_do_not_import_the_host_either(command: str, tmp_path: Path) -> None:
     code = (
         f"import sys; from context_compiler.cli import main; sys.argv[1:] = {command.split()}\n"

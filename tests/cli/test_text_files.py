@@ -72,4 +72,10 @@ def test_errors_of_first_attempts_name_the_remedy(cc: Command, tmp_path: Path) -
     said = cc("import", str(tmp_path / "chat.jsonl"), "--from", "chatgpt")
     assert said.code == 2 and "it looks like openai: leave --from (format=...) out" in said.err
     said = cc("views", "show", "abc")
-    assert said.code == 2 and "give a whole number, such as 3" in said.err
+    assert said.code == 2 and "give a whole number, such as 3, from `views list`" in said.err
+    (tmp_path / "system").mkdir()
+    (tmp_path / "system" / "context.db").touch()
+    said = cc("views", "list", "--db", "typo.db")
+    assert said.code == 2 and "give the path of one, such as system/context.db" in said.err
+    said = cc("compile", str(tmp_path / "chat.jsonl"), "--budget", "1.5")
+    assert said.code == 2 and "give whole tokens such as 4000, or a share such as 0.5" in said.err

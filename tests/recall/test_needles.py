@@ -52,3 +52,14 @@ async def test_a_sentence_of_a_long_answer_or_a_pasted_text_is_found(
     history = talk(random, **{place: buried(random, needle, sentences)})
     view = await compile_view([*history, user(question)], budget=budget, system=None)
     assert needle in "\n".join(own_texts(view))
+
+
+@pytest.mark.parametrize("asked", ["lantenr", "lantrn", "lanntern", "lamtern"])
+async def test_a_misspelt_question_finds_its_answer(asked: str) -> None:
+    said = [
+        f"The key of the {name} hangs in the {where} of the house." for name in WORDS for where in ("attic", "shed")
+    ]
+    history = [message for line in said for message in (user(line), assistant("Noted."))]
+    view = await compile_view([*history, user(f"The {asked}?")], budget=400, system=None)
+    text = "\n".join(own_texts(view))
+    assert text.count("The key of the lantern") == 2 and "The key of the ladder hangs in the attic" not in text

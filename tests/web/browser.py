@@ -72,5 +72,6 @@ def chat_app(folder: Path, *, delay: float = 0.0, budget: int = 2_000) -> Any:
             raise SettingsError(f"model {name!r}: there is no such model")
         return Agent(ScriptedModel(delay=delay), name="chat")
 
-    chats = Chats(agent_of, ChatDefaults(model="scripted", db=db, system=folder, budget=budget))
-    return create_app(db, system=folder, chats=chats)
+    models = ("scripted:0", "acme:one")
+    defaults = ChatDefaults(model="scripted", models=models, db=db, system=folder, budget=budget)
+    return create_app(db, system=folder, chats=Chats(agent_of, defaults))

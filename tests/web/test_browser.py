@@ -194,6 +194,48 @@ def test_two_tabs_chat_in_one_conversation(chromium: Any, tmp_path: Path) -> Non
         assert not [said for visit in visits for said in visit.complaints if "ERR_" not in said]
 
 
+def test_an_answer_is_formatted_while_it_streams_and_the_buttons_keep_their_places(
+    chromium: Any, tmp_path: Path
+) -> None:
+    with serving(chat_app(tmp_path, delay=0.05)) as address:
+        visit = Visit(chromium, address)
+        page = visit.go("/chat")
+        places = [page.get_by_role("button", name=name).bounding_box() for name in ("Stop", "Send")]
+        page.get_by_label("Message", exact=True).fill("Never deploy **on Fridays**. Where do I look first?")
+        page.keyboard.press("Enter")
+        page.locator(".answer.coming strong").first.wait_for()
+        assert places == [page.get_by_role("button", name=name).bounding_box() for name in ("Stop", "Send")]
+        page.get_by_label("Message", exact=True).fill("And then?")
+        page.keyboard.press("Enter")
+        page.get_by_text("An answer is still being written").wait_for()
+        assert page.get_by_label("Message", exact=True).input_value() == "And then?"
+        page.get_by_role("link", name="request 1").wait_for()
+        page.locator("#figures").wait_for()
+        assert places == [page.get_by_role("button", name=name).bounding_box() for name in ("Stop", "Send")]
+        assert not visit.complaints
+
+
+def test_models_are_offered_and_chats_are_listed(chromium: Any, tmp_path: Path) -> None:
+    with serving(chat_app(tmp_path)) as address:
+        visit = Visit(chromium, address)
+        page = visit.go("/chat?session=plans")
+        assert page.locator("#model").locator("option").all_inner_texts() == [
+            *("scripted", "acme:one", "scripted:0", "another…"),
+        ]
+        page.locator("#model").select_option("another…")
+        page.get_by_label("Name of another model").fill("nosuch:model")
+        page.get_by_label("Message", exact=True).fill("Where do I look first?")
+        page.keyboard.press("Enter")
+        page.get_by_text("there is no such model").wait_for()
+        page.locator("#model").select_option("scripted:0")
+        page.get_by_label("Message", exact=True).press("Enter")
+        page.get_by_role("link", name="request 1").wait_for()
+        page = visit.go("/chat?session=other")
+        page.get_by_text("Chats", exact=True).click()
+        page.get_by_role("navigation", name="Chats").get_by_role("link", name="plans").click()
+        page.get_by_role("link", name="request 1").wait_for()
+
+
 def test_a_chat_is_compacted_undone_and_pinned_with_its_buttons(chromium: Any, tmp_path: Path) -> None:
     with serving(chat_app(tmp_path)) as address:
         visit = Visit(chromium, address)

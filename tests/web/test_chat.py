@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime
@@ -79,6 +80,23 @@ async def test_every_tab_gets_one_answer_with_a_link_to_its_request(tmp_path: Pa
                 request = await client.get(f"/api/requests/{done['request']}")
             assert "Never deploy on Fridays." in request.text
             assert f'href="/requests/{done["request"]}"' in await other.page()
+
+
+async def test_an_answer_is_rendered_as_safe_markdown_while_it_is_written(tmp_path: Path) -> None:
+    with serving(chat_app(tmp_path, delay=0.03)) as address:
+        async with Tab(address) as tab:
+            await tab.say(f"Never deploy **on Fridays** {HOSTILE}.")
+            await tab.until("done")
+            await tab.say("What must you never do **on Fridays**?")
+            await tab.until("rendered", 4)
+            async with Tab(address) as late:
+                assert (await late.until("state"))["pending"]["html"].startswith("<")
+            await tab.until("done", 2)
+            seen = [value["html"] for name, value in tab.heard if name == "rendered"]
+            pieces = [value["text"] for name, value in tab.heard if name == "piece"]
+    assert any("<strong>on Fridays</strong>" in html for html in seen)
+    assert not any(re.search(r"<(?:script|img)|href=.javascript", html) for html in seen)
+    assert len(seen) < len(pieces)
 
 
 async def test_a_second_prompt_is_refused_during_an_answer_and_stop_keeps_the_shown_part(

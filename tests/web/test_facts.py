@@ -108,7 +108,20 @@ def test_words_in_another_order_find_the_message(client: TestClient) -> None:
     found = fate(client, "yes without deploy")
     assert found["had"] == 0 and [one["index"] for one in found["near"]] == [4]  # pyright: ignore
     assert [one["id"] for one in client.get("/api/sessions?text=yes without deploy").json()["sessions"]] == [number]
-    assert "in another order" in client.get(f"/sessions/{number}/fact?q=yes without deploy").text
+    page = html.unescape(client.get(f"/sessions/{number}/fact?q=yes without deploy").text)
+    assert "come nearest" in page
+    follow = re.findall(r'class="mentions"><li><a href="(/sessions/\d+/fact\?q=[^"]*)"', page)
+    assert "never deploy without my yes" in page and "orchid-7731" in follow[0].lower()
+    assert "The newest request" in client.get(follow[0]).text
+
+
+@pytest.mark.parametrize("words", ["rleease code", "released codes", "rememver deploying", "release zebra code"])
+def test_misspelt_inflected_and_missing_words_find_the_message(client: TestClient, words: str) -> None:
+    number = number_of(client, "long")
+    assert 2 < fate(client, words)["near"][0]["index"] < 6  # pyright: ignore
+    listed = client.get("/api/sessions", params={"text": words}).json()
+    assert [one["id"] for one in listed["sessions"]] == [number] and listed["near"]
+    assert "come nearest" in client.get("/sessions", params={"text": words}).text
 
 
 def test_a_pinned_message_is_offered_to_be_unpinned_beside_its_fact(client: TestClient) -> None:

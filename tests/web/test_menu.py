@@ -92,4 +92,7 @@ async def test_a_managed_session_shows_its_quality_and_checkpoints(tmp_path: Pat
     found = client.get(f"/api/sessions/{number_of(client, 'managed')}/manager").json()
     assert len(found["scores"]) == 3 and "first <b>" in [one["message"] for one in found["commits"]]
     page = client.get(f"/sessions/{number_of(client, 'managed')}/manager").text
+    assert "turn 1</span>" in page and ">0.5</span>" in page
+    kinds = {one["session_id"]: one["kind"] for one in client.get("/api/sessions").json()["sessions"]}
+    assert kinds["managed"] == "agent"
     assert "first &lt;b&gt;" in page and "quality" in page

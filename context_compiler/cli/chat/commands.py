@@ -12,8 +12,9 @@ from pathlib import Path
 from context_compiler.chat.reconcile import visible_turns
 from context_compiler.chat.session import ChatSession
 from context_compiler.cli.chat.prompt import HELP, Leave
+from context_compiler.cli.explanation import print_explanation
 from context_compiler.cli.screen import Column, Screen
-from context_compiler.cli.show import print_explanation, print_messages, read_history
+from context_compiler.cli.show import print_messages, read_history
 from context_compiler.cli.steering import print_outcome, print_pins, print_rules
 from context_compiler.cli.text import first_word, number, one_line, plural, sent_share, share
 from context_compiler.compiler.view import View

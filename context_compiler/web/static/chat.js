@@ -30,6 +30,29 @@
     coming.append(block);
     return block;
   }
+  function render(html) {
+    const answer = coming?.querySelector(".answer");
+    if (!answer || !html) return;
+    const end = isAtEnd();
+    answer.classList.add("rendered");
+    answer.innerHTML = html;  // written by the server, without any HTML of the model
+    if (end) toEnd();
+  }
+  const lastBlock = (node) => {
+    const child = node.lastElementChild;
+    return child?.matches("p, ul, ol, li, blockquote, pre, pre > code, h1, h2, h3, h4, h5, h6") ? lastBlock(child) : node;
+  };
+  function append(text) {
+    const answer = coming?.querySelector(".answer");
+    if (!answer) return;
+    let rest = answer.classList.contains("rendered") ? answer.querySelector(".rest") : answer;
+    if (!rest) {
+      rest = document.createElement("span");
+      rest.className = "rest";
+      lastBlock(answer).append(rest);
+    }
+    rest.append(text);
+  }
   function begin(prompt, text) {
     if (coming) return;
     const end = isAtEnd();
@@ -70,15 +93,19 @@
     async state(given) {
       await reload();
       busy(Boolean(given.pending));
-      if (given.pending) begin(given.pending.prompt, given.pending.text);
+      if (given.pending) {
+        begin(given.pending.prompt, given.pending.text);
+        render(given.pending.html);
+      }
       figures(given);
     },
     prompt: (given) => begin(given.text, ""),
     piece(given) {
       const end = isAtEnd();
-      if (coming) coming.querySelector(".answer").append(given.text);
+      append(given.text);
       if (end) toEnd();
     },
+    rendered: (given) => render(given.html),
     async done(given) {
       await reload();
       busy(false);
@@ -118,7 +145,7 @@
       notice("An answer is still being written: Stop ends it. Your message stays in the field.");
       return;
     }
-    const body = { text, endless: at("endless").checked, template: at("template").value, model: at("model").value.trim() };
+    const body = { text, endless: at("endless").checked, template: at("template").value, model: at("model").value || at("other").value.trim() };
     send.disabled = true;
     at("notices").replaceChildren();
     try {
@@ -136,6 +163,10 @@
     } else if (event.key === "Escape" && coming) {
       stop.click();
     }
+  });
+  at("model").addEventListener("change", () => {
+    at("other").hidden = at("model").value !== "";
+    if (!at("other").hidden) at("other").focus();
   });
   stop.addEventListener("click", () => post("/api/chat/stop", {}).catch((error) => notice(error.message, true)));
   turns.addEventListener("click", async (event) => {

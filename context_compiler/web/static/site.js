@@ -100,6 +100,9 @@
       await navigator.clipboard.writeText(clip.dataset.clip);
       clip.textContent = "Copied";
     });
+    for (const tab of document.querySelectorAll(".tabs [aria-current], .top nav [aria-current]")) {
+      tab.parentElement.scrollLeft = tab.offsetLeft - tab.parentElement.offsetLeft - (tab.parentElement.clientWidth - tab.offsetWidth) / 2;
+    }
     const button = document.getElementById("theme");
     const label = () => button.setAttribute("aria-label", `Color theme: ${themes[remembered()]}`);
     label();

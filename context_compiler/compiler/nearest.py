@@ -1,0 +1,83 @@
+"""Search a record for the messages nearest to some words: in any order, in other forms, misspelt, or not all of them.
+
+The text index of the record finds the candidates, and recall's index says which of them have most of the words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+
+from pydantic_ai.messages import ModelRequest, UserPromptPart
+
+from context_compiler.messages.history import Reader
+from context_compiler.messages.prompts import sentence_ends
+from context_compiler.recall import Index, Question
+from context_compiler.recall.spelling import spelt
+from context_compiler.recall.terms import beginnings, passage_terms
+from context_compiler.record import browse
+from context_compiler.record.database import Database
+from context_compiler.tokens import as_counter
+
+HITS = 400
+"""Number of newest matches of the text index that a search of the whole record reads for a word."""
+
+MOST_OF_IT = 0.5
+"""Minimum fraction of the words that a near message contains."""
+
+SENTENCE = 160
+"""Maximum characters of the sentence that is shown of a message."""
+
+
+class Nearest:
+    """The messages of a record that have the most of a text's words, oldest first."""
+
+    def __init__(self, db: Database, text: str, among: Container[str] | None = None) -> None:
+        """Search the messages with the ids `among`, or all if None."""
+        question = Question.of(text)
+        find = partial(_starting, db, among)
+        found = _candidates(find, [term for term in sorted(question.terms) if not term.startswith("=")])
+        messages = (ModelRequest(parts=[UserPromptPart(content=body)]) for body in found.values())
+        index = Index.of(Reader(as_counter(len)).read([*messages]))
+        self._terms = spelt(question, index, len(index)).terms
+        held = {node: self._held(body) for node, body in found.items()}
+        most = max(held.values(), default=0)
+        enough = most >= max(1, MOST_OF_IT * len(self._terms))
+        self.nodes = [node for node in reversed(held) if held[node] == most] if enough else []
+
+    def sentence(self, text: str) -> str:
+        """The sentence of a text that has most of the words, cut to `SENTENCE` characters."""
+        return max(_sentences(text), key=self._held, default="")
+
+    def _held(self, text: str) -> int:
+        return len(self._terms & passage_terms(text).keys())
+
+
+def _candidates(find: Callable[..., dict[str, str]], wanted: Sequence[str]) -> Mapping[str, str]:
+    """Texts of messages with a form of one of the terms, or else with a word that begins alike, by id."""
+    found: dict[str, str] = {}
+    for term in wanted:
+        texts = find(*beginnings(term))
+        if not any(term in passage_terms(text) for text in texts.values()):
+            texts |= find(term[:3]) or find(term[:1])
+        found |= texts
+    return found
+
+
+def _starting(db: Database, among: Container[str] | None, *starts: str) -> dict[str, str]:
+    limit = HITS if among is None else None
+    matches = chain.from_iterable(browse.matching_nodes(db, start, limit) for start in starts)
+    return {node: text for node, text in matches if among is None or node in among}
+
+
+def _sentences(text: str) -> Iterator[str]:
+    start = 0
+    for end in (*sentence_ends(text), len(text)):
+        sentence = text[start:end].strip()
+        while len(sentence) > SENTENCE:
+            size = sentence.rfind(" ", 1, SENTENCE) + 1 or SENTENCE
+            yield sentence[:size].strip()
+            sentence = sentence[size:]
+        yield sentence
+        start = end
