@@ -48,12 +48,12 @@ class Life:
     def __init__(self, writer: Writer, **given: Any) -> None:
         self.talker, self.errors = Talker("Noted, the garden needs water. " * 8), list[Exception]()
         self.views: list[Any] = []
-        ours = ContextCompiler(
+        self.ours = ContextCompiler(
             **{"budget": 3_000, "store": None, "system": None, "model": writer.model, "recall": 0, **given},
             on_error=self.errors.append,
             on_view=self.views.append,
         )
-        self.agent = Agent(self.talker.model, capabilities=[ours])
+        self.agent = Agent(self.talker.model, capabilities=[self.ours])
         self.history: list[ModelMessage] = []
 
     async def turns(self, count: int, words: int = 70) -> None:
@@ -118,6 +118,15 @@ async def test_a_prompt_that_is_too_long_for_the_model_is_asked_in_halves() -> N
     first, *halves = writer.prompts[:3]
     assert all(len(half) < len(first) for half in halves) and "which gate opens first" in halves[1]
     assert "which gate opens first" in life.sent and not life.errors
+
+
+async def test_prompts_fit_the_window_that_the_application_gives() -> None:
+    life = Life(writer := Writer(lambda number, prompt: SUMMARY), window=6_000, model=None)
+    life.agent = Agent(writer.model, capabilities=[life.ours])
+    life.history = [one for number in range(80) for one in (user(prose(number, 150)), assistant(prose(number, 60)))]
+    await life.turns(1)
+    *summaries, _ = writer.prompts
+    assert len(summaries) > 1 and max(map(len, summaries)) < 4 * 6_000
 
 
 async def test_answers_that_came_in_time_are_kept_and_the_rest_comes_with_the_next_compile() -> None:
