@@ -174,8 +174,8 @@ def _told(data: str, values: Values) -> str:
     model = data.partition("+")[2]
     scale = f" Its F1 is {' and '.join(known)}, and a view moves it between the two." if len(known) == 2 else ""
     return (
-        f"{model}, {count} questions.{scale} Of {len(ranges)} differences, {sure} have an interval without 0. "
-        "The other rows do not tell which is better."
+        f"{model}, {count} questions.{scale} Differences with an interval without 0: {sure} of {len(ranges)}; where it "
+        "contains 0, this model cannot tell which is better."
     )
 
 
