@@ -202,8 +202,7 @@ class LLM:
             SettingsError: `llm` is none of these.
         """
         self.name = llm_name(llm)
-        model = cast(Any, llm).model if isinstance(llm, AbstractAgent) else llm
-        self.prompt_room = room_of(window_of(model) if isinstance(model, str | Model) else None)
+        self.prompt_room = room_of(_window(llm))
         """Maximum tokens of a prompt."""
         self.charge: Charge | None = None
         self._ask = ask_function(llm, timeout)
@@ -225,6 +224,12 @@ class LLM:
         if self.charge is not None:
             self.charge(answer)
         return answer
+
+
+def _window(llm: object) -> int | None:
+    """Context window of the model of an LLM; None if it is unknown."""
+    model = cast(Any, llm).model if isinstance(llm, AbstractAgent) else llm
+    return window_of(cast("Model | str", model)) if isinstance(model, str | Model) else None
 
 
 def ask_function(llm: object, timeout: float) -> AskFunction | None:
