@@ -117,7 +117,7 @@ async def test_length_stop_and_tools_are_set_for_the_summary_and_the_rest_is_kep
         ({"supports_thinking": True, "thinking_always_enabled": True}, 4_096, None),
     ],
 )
-async def test_a_model_that_reasons_has_room_for_it_or_is_told_not_to(
+async def test_a_model_that_always_reasons_has_room_for_it_and_any_other_does_not_reason(
     profile: Any, more: int, thinking: bool | None
 ) -> None:
     plain, reasoning = (Writer(lambda number, prompt: SUMMARY, profile=one) for one in ({}, profile))
