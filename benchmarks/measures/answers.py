@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage
@@ -15,29 +16,37 @@ from benchmarks.data import GENERATED, Data
 from benchmarks.measures import Measure
 from benchmarks.measures.evidence import viewing
 from benchmarks.peers.baselines import READER, oracle
-from benchmarks.recall import Conversation, Question
+from benchmarks.recall import Conversation, Question, interval
 from benchmarks.results import Cell, Result
 from benchmarks.tables import markdown, named, percent, reasons
 
 NAME = "answers"
 BUDGETS = (200, 400, 1_000, 2_000, 4_000)
 LIVED = (1_000, 4_000)
-VIEWS = ("ours", "tail", "harness-window", "langchain-trim")
-EVIDENCE, LIVE = "oracle", "ours-live"
-SETS = ("locomo", "qmsum", "realmem", GENERATED)
+VIEWS = ("ours", "harness-window", "langchain-trim")
+EVIDENCE, NEWEST, LIVE = "oracle", "tail", "ours-live"
+ALONE = 0
+"""Budget of the newest messages in which none fits: the question alone."""
+SETS = ("locomo", "qmsum", GENERATED)
+"""Sets that record answers."""
 LEFT_OUT = ("2", "3")
 """Kinds of LoCoMo's questions that are not asked: about dates, and about what nobody said."""
-LONGEST_ANSWER = 12
-"""Maximum words of a recorded answer; F1 says little about longer ones."""
+FEW = 12
+"""Maximum words of a recorded answer for which an answer of a few words is asked for."""
 ABSENT = "no model: run `make answers`, which installs two small ones, or name one with --model"
 
 
 def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
     """Return a cell for every set, model, approach and budget."""
-    budgets = {**dict.fromkeys(VIEWS, BUDGETS), EVIDENCE: (max(BUDGETS),), LIVE: LIVED}
+    budgets = {
+        **dict.fromkeys(VIEWS, BUDGETS),
+        NEWEST: (ALONE, *BUDGETS),
+        EVIDENCE: (max(BUDGETS),),
+        LIVE: LIVED,
+    }
     return [
         Cell(NAME, name, f"{chosen}+{model}", budget)
-        for chosen in data.asked
+        for chosen in {**data.asked, **data.labelled}
         if chosen in SETS
         for model in data.models or available() or ("none",)
         for name in approaches
@@ -58,7 +67,7 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
             return made
         scores: list[tuple[float, float, float]] = []
         for question, messages in made:
-            said = answer(messages, question.text)
+            said = answer(messages, question.text, len(question.answer.split()) > FEW)
             held = recall.score(question, recall.shown(messages), whole=conversation.whole)
             scores.append((f1(said, question.answer), contains(said, question.answer), held))
         for field, column in zip(value, zip(*scores, strict=True) if scores else ((), (), ()), strict=True):
@@ -68,9 +77,7 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
 
 def _answerable(conversation: Conversation) -> Conversation:
     questions = tuple(
-        question
-        for question in conversation.questions
-        if question.kind not in LEFT_OUT and 0 < len(question.answer.split()) <= LONGEST_ANSWER
+        question for question in conversation.questions if question.kind not in LEFT_OUT and question.answer
     )
     return Conversation(
         name=conversation.name, messages=conversation.messages, questions=questions, whole=conversation.whole
@@ -99,30 +106,77 @@ def _viewed(
         yield question, asyncio.run(made(question))
 
 
-HEAD = ("model", "asked from", "budget", "F1", "contains the answer", "evidence held", "F1 less the newest that fit")
+HEAD = (
+    "model",
+    "asked from",
+    "budget",
+    "F1",
+    "contains the answer",
+    "evidence held",
+    "F1 less the newest that fit",
+    "F1 less the next smaller view",
+)
+
+Values = Mapping[Cell, Mapping[str, Any]]
 
 
 def tables(results: Sequence[Result]) -> dict[str, str]:
-    """Build a table for every set: scores in per cent with their intervals, and the paired difference."""
+    """Build a table for every set: scores in per cent with their intervals, paired differences, and what they tell."""
     found: dict[str, str] = {}
     for name in dict.fromkeys(result.cell.data.partition("+")[0] for result in results):
         of_set = [result for result in results if result.cell.data.partition("+")[0] == name]
-        found[f"{NAME}-{name}"] = markdown(HEAD, list(_rows(of_set))) + reasons(of_set)
+        values = {result.cell: result.value for result in of_set if result.value is not None}
+        ordered = sorted(values, key=lambda cell: (cell.data, cell.approach, cell.budget))
+        rows = [_row(cell, values) for cell in ordered]
+        told = "".join(f"\n\n{_told(data, values)}" for data in dict.fromkeys(cell.data for cell in ordered))
+        found[f"{NAME}-{name}"] = markdown(HEAD, rows) + told + reasons(of_set)
     return found
 
 
-def _rows(results: Sequence[Result]) -> Iterator[list[str]]:
-    values = {result.cell: result.value for result in results if result.value is not None}
-    for cell, value in sorted(values.items(), key=lambda item: (item[0].data, item[0].approach, item[0].budget)):
-        newest = values.get(Cell(NAME, "tail", cell.data, cell.budget))
-        paired = newest is not None and cell.approach in VIEWS[:1] + VIEWS[2:]
-        less = percent(_differences(value["f1"], newest["f1"]), "+") if paired and newest else "–"
-        scores = [percent(value[field]) for field in ("f1", "contains", "held")]
-        yield [cell.data.partition("+")[2], named(cell.approach), f"{cell.budget:,}", *scores, less]
+def _row(cell: Cell, values: Values) -> list[str]:
+    value = values[cell]
+    scores = [percent(value[field]) for field in ("f1", "contains", "held")]
+    less = [percent(_differences(value, than), "+") if than else "–" for than in _compared(cell, values)]
+    asked = "the question alone" if (cell.approach, cell.budget) == (NEWEST, ALONE) else named(cell.approach)
+    return [cell.data.partition("+")[2], asked, f"{cell.budget:,}", *scores, *less]
 
 
-def _differences(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> list[list[float]]:
-    return [[here - there for here, there in zip(*pair, strict=True)] for pair in zip(ours, theirs, strict=True)]
+def _compared(cell: Cell, values: Values) -> list[Mapping[str, Any] | None]:
+    """Return what a view is compared with: the newest messages that fit, and the next smaller view."""
+    newest = values.get(replace(cell, approach=NEWEST)) if cell.approach in VIEWS else None
+    smaller = [other for other in values if replace(other, budget=cell.budget) == cell and other.budget < cell.budget]
+    return [newest, values[max(smaller)] if smaller and cell.approach in VIEWS else None]
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[list[float]]:
+    return [
+        [here - there for here, there in zip(*pair, strict=True)] for pair in zip(one["f1"], other["f1"], strict=True)
+    ]
+
+
+def _told(data: str, values: Values) -> str:
+    """Say what a model can tell about views: the range of its answers, and how many differences are none of chance."""
+    cells = [cell for cell in values if cell.data == data]
+    count = sum(map(len, values[cells[0]]["f1"]))
+    ends = [("the evidence alone", EVIDENCE, max(BUDGETS)), ("the question alone", NEWEST, ALONE)]
+    known = [
+        f"{100 * interval(value['f1'])[0]:.0f} from {name}"
+        for name, approach, budget in ends
+        if (value := values.get(Cell(NAME, approach, data, budget)))
+    ]
+    ranges = [
+        interval(_differences(values[cell], than))
+        for cell in cells
+        for than in _compared(cell, values)
+        if than is not None
+    ]
+    sure = sum(low > 0 or high < 0 for _, low, high in ranges)
+    model = data.partition("+")[2]
+    scale = f" Its F1 is {' and '.join(known)}, and a view moves it between the two." if len(known) == 2 else ""
+    return (
+        f"{model}, {count} questions.{scale} Differences with an interval without 0: {sure} of {len(ranges)}; where it "
+        "contains 0, this model cannot tell which is better."
+    )
 
 
 MEASURES = (
@@ -132,7 +186,7 @@ MEASURES = (
         about=(
             "A model answers the questions from the request of each approach. F1: of the words of its answer and the "
             "recorded one, in per cent, with the 95 % interval (bootstrap over conversations). More is better. "
-            "Questions about dates, about what nobody said, and answers over twelve words are left out."
+            "Differences are paired by question. Questions about dates and about what nobody said are left out."
         ),
         cells=cells,
         run=run,

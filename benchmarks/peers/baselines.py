@@ -62,10 +62,10 @@ def text(message: ModelMessage) -> str:
 
 def oracle(evidence: Sequence[str]) -> View:
     """Build a view of the messages that hold the evidence, cheapest first, and the last message."""
-    wanted = set(evidence)
+    wanted = tuple(evidence)
 
     async def view(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
-        holding = [at for at, message in enumerate(messages[:-1]) if text(message) in wanted]
+        holding = [at for at, message in enumerate(messages[:-1]) if text(message).endswith(wanted)]
         holding.sort(key=lambda at: price([messages[at]]))
         return chosen(messages, holding, budget)
 

@@ -338,7 +338,7 @@ def freeze(
     waiting = set(selection.span[compiled:]) if compiled is not None else set[int]()
     fresh = spans(index for index in selection.out if index not in waiting)
     covered = fresh if summary else (old.covered if old else ())
-    text = written_for(selection, kept_summary, positions(covered))
+    text = written_for(selection, kept_summary)
     shapes, decided = selection.draft.shapes, decided_by(selection)
     cycle = Cycle(
         decided=decided,

@@ -56,7 +56,7 @@ AHEAD = 4
 """Divisor of the distance between the thresholds: a background compile starts that far below the high one."""
 
 PROMPT_ROOM = 32_000
-"""Minimum tokens of conversation in one prompt to the compiler's model if its context window is unknown."""
+"""Maximum tokens of a prompt for a summary if the context window of the model that writes it is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,7 +316,7 @@ class Policy:
     refs: bool
     """True if the agent has a tool that reads left-out text, so that truncation markers may name it."""
     prompt_room: int
-    """Minimum tokens of conversation in one prompt to the compiler's model."""
+    """Maximum tokens of a prompt for a summary."""
     scope: str
     """Name of the conversations that share compiles. A summary is written around the question of one conversation."""
     config: str

@@ -213,13 +213,12 @@ class Written:
     """Contents of the verbatim part, with reasons."""
 
 
-def written_for(selection: Selection, summary: str, covered: set[int]) -> Written:
+def written_for(selection: Selection, summary: str) -> Written:
     """Write the note and the verbatim part, together within the tokens reserved for them and left below the target.
 
     Args:
         selection: The messages that stay and those that are left out.
         summary: Summary by a model; empty for a note without a model.
-        covered: Positions that the summary covers; a one-shot view quotes only the others.
     """
     if not selection.reserve or not (selection.out or selection.abridged):
         return _with_rules(Written(), selection)
@@ -236,8 +235,7 @@ def written_for(selection: Selection, summary: str, covered: set[int]) -> Writte
         left = min(left, selection.limits.room // BRIEFLY) if selection.brief else left
     written = _with_rules(Written(note=note), selection)
     own_body = policy.template.compiler == "none" and not summary
-    said = set[int]() if selection.lasting else covered
-    loose = [] if own_body else [index for index in selection.out if index not in said]
+    loose = () if own_body else selection.out
     recall = bool(selection.focus) or (bool(policy.recall) and (selection.brief or not selection.lasting))
     said_rules, nothing = _said_rules(written, selection), ("", tuple[Quote, ...]())
     quotes, quoted = in_time(

@@ -29,7 +29,7 @@ from context_compiler.errors import CompileError, SettingsError
 from context_compiler.fidelity import CAPS, Fidelity
 from context_compiler.messages.history import History, Reader
 from context_compiler.messages.turns import outline, pair
-from context_compiler.middleware.arguments import check_model_name
+from context_compiler.middleware.arguments import check_model_name, room_of, window_of
 from context_compiler.middleware.writer import ask
 from context_compiler.recall.passages import passages, write_quotation
 from context_compiler.recall.selection import Candidates
@@ -38,8 +38,6 @@ from context_compiler.resilience import try_await
 from context_compiler.template import Template
 
 TEMPLATE = "manager_summary"
-PROMPT_ROOM = 32_000
-"""Maximum tokens of turns in one prompt; a longer span takes several prompts."""
 INDEX_SHARE = 4
 """Divisor of the summary's limit: the list of lost specifics gets at most a quarter of it."""
 
@@ -145,12 +143,14 @@ async def summarize_turns(
     if llm is None:
         return Summary(text="", index=_quotes(reader.read(messages[-MAX_QUOTED:]), cap, reader), survival=1.0)
     history = reader.read(fresh)
-    turns = chunks(turn_lines(history, range(len(history)), None), PROMPT_ROOM, reader.counter)
+    turns = chunks(turn_lines(history, range(len(history)), None), llm.prompt_room // 2, reader.counter)
     prompts = compose_prompts(template, {}, turns, previous=previous.text, cap=cap)
     try:
-        answer = await llm(prompts)
+        answer = await llm(prompts, cap=cap, counter=reader.counter)
     except CompileError as error:
         return _failed_summary(prompts, None, error)
+    if answer.fault is not None:
+        return _failed_summary(prompts, answer, CompileError(answer.fault, model=llm.name, phase="answer"))
     text = reader.counter.head(answer.text, cap)
     spent = history.tokens + reader.counter.text(previous.text)
     if not text.strip():
@@ -187,7 +187,7 @@ def _missing_specifics(specifics: Sequence[Specific], text: str, before: str, ro
 
 
 AskFunction = Callable[..., Awaitable[SummaryResponse]]
-"""Function from prompts to an answer; `instructions` names the text that the model gets as instructions."""
+"""Function from prompts to an answer, with the arguments of `writer.ask`."""
 Charge = Callable[[SummaryResponse], object]
 """Callback that gets every answer, for accounting."""
 
@@ -202,6 +202,8 @@ class LLM:
             SettingsError: `llm` is none of these.
         """
         self.name = llm_name(llm)
+        self.prompt_room = room_of(_window(llm))
+        """Maximum tokens of a prompt."""
         self.charge: Charge | None = None
         self._ask = ask_function(llm, timeout)
 
@@ -210,18 +212,24 @@ class LLM:
         """True if the caller chose to use no model."""
         return self._ask is None
 
-    async def __call__(self, prompts: Sequence[str], *, instructions: str = "instructions") -> SummaryResponse:
-        """Send the prompts one after another; return the last answer.
+    async def __call__(self, prompts: Sequence[str], **given: Any) -> SummaryResponse:
+        """Send the prompts one after another; return the last answer. `given` are arguments of `writer.ask`.
 
         Raises:
             CompileError: There is no model, or the call failed.
         """
         if self._ask is None:
             raise CompileError("there is no model by choice", model=self.name, phase="call")
-        answer = await self._ask(prompts, instructions=instructions)
+        answer = await self._ask(prompts, **given)
         if self.charge is not None:
             self.charge(answer)
         return answer
+
+
+def _window(llm: object) -> int | None:
+    """Context window of the model of an LLM; None if it is unknown."""
+    model = cast(Any, llm).model if isinstance(llm, AbstractAgent) else llm
+    return window_of(cast("Model | str", model)) if isinstance(model, str | Model) else None
 
 
 def ask_function(llm: object, timeout: float) -> AskFunction | None:
@@ -249,7 +257,7 @@ def ask_function(llm: object, timeout: float) -> AskFunction | None:
 
 
 async def _call_function(
-    function: Callable[[str], Any], timeout: float, prompts: Sequence[str], **_: str
+    function: Callable[[str], Any], timeout: float, prompts: Sequence[str], **_: object
 ) -> SummaryResponse:
     """Call a function of the caller with one prompt after another."""
     name = getattr(function, "__name__", type(function).__name__)

@@ -389,7 +389,7 @@ class Arguments:
         )
         room = {"window": window, "learnt": learnt, "max_tokens": max_tokens, "limit": limit}
         budget, _ = self.whole_budget(**room, model=model, provider=provider, cache=cache)
-        usable = smaller(window, learnt)
+        usable = smaller(self.window or window, learnt)
         alias = model if self.model is None else model_alias(self.model)
         asked = usable if self.model is None or alias == model else window_of(self.model)
         resolved = fidelity or template.fidelity or Fidelity.SUMMARY_MEDIUM
@@ -412,7 +412,7 @@ class Arguments:
             every_turn=self.every_turn,
             recall=recall,
             says_absent=self.say_absent,
-            prompt_room=int(asked * 0.6) if asked else PROMPT_ROOM,
+            prompt_room=room_of(asked),
             scope=scope,
             detects_rules=self.detect_rules,
             refs=refs,
@@ -432,6 +432,11 @@ def window_of(model: Model | str) -> int | None:
         return None if model == "none" else _named_window(model)
     window: object = getattr(model, "context_window", None)
     return window if isinstance(window, int) and window > 0 else None
+
+
+def room_of(window: int | None) -> int:
+    """Maximum tokens of a prompt for a summary."""
+    return int(window * 0.6) if window else PROMPT_ROOM
 
 
 def _template_hint(value: object) -> str:

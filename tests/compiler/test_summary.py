@@ -10,7 +10,7 @@ from context_compiler import compile_view
 from context_compiler.compiler.summary import SLOT, compose_prompts, fill_slot
 from context_compiler.template import Template
 from context_compiler.tokens import TokenCounter
-from tests.support.builders import assistant, user
+from tests.support.builders import assistant, prose, user
 
 TEMPLATE = Template.parse("Notes on {{ latest_input }}", name="notes")
 
@@ -56,3 +56,14 @@ async def test_most_of_a_prompt_is_the_conversation(template: str, most: int) ->
     prompt = await asked(template, GERMAN)
     ours = "\n".join(line for line in prompt.splitlines() if "prüfe" not in line)
     assert 150 < TokenCounter().text(ours) <= most
+
+
+async def test_a_short_summary_leaves_its_room_in_a_single_view_to_quotes() -> None:
+    history = [one for number in range(60) for one in (user(prose(number, 40)), assistant(prose(-number, 40)))]
+    fact = "The staging database moved to harbour-17."
+    history[20:20] = [user(fact), assistant("Noted.")]
+    writer = FunctionModel(lambda messages, info: ModelResponse(parts=[TextPart("**Goal**: look at the gates.")]))
+    asked = [*history, user("Which harbour did the staging database move to?")]
+    view = await compile_view(asked, "chat_compiler", 2_000, model=writer, system=None)
+    assert view.summary == "**Goal**: look at the gates."
+    assert fact in str(view.messages) and 1_000 < view.tokens <= 2_000

@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic_ai.messages import FinishReason, ModelMessage, ModelResponse, TextPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from context_compiler.errors import CompileError, TemplateError
 from context_compiler.manager import ContextManager, VolatileMemory
+from context_compiler.tokens import TokenCounter
 from tests.manager.fakes import Fragile, Scribe, managed, said, talk
+from tests.support.builders import texts_of
 
 
 async def test_a_short_session_is_not_summarised() -> None:
@@ -140,6 +144,46 @@ async def test_a_failing_model_raises_and_changes_nothing(answer: Any) -> None:
     with pytest.raises(CompileError):
         await manager.summarize()
     assert manager.to_json() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "fault"),
+    [
+        ("They planned the move to", "length", "it is unfinished"),
+        ("They planned the move, and then they planned the move. " * 5, "stop", "it repeats itself"),
+    ],
+)
+async def test_a_bad_summary_of_a_model_is_refused_and_changes_nothing(
+    text: str, reason: FinishReason, fault: str
+) -> None:
+    asked: list[AgentInfo] = []
+
+    def write(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        asked.append(info)
+        return ModelResponse(parts=[TextPart(text)], finish_reason=reason)
+
+    manager = managed(FunctionModel(write))
+    await talk(manager, 8)
+    before = manager.to_json()
+    with pytest.raises(CompileError, match=fault):
+        await manager.summarize()
+    assert manager.to_json() == before
+    assert (asked[0].model_settings or {}).get("max_tokens")
+
+
+async def test_prompts_fit_the_window_of_the_model_that_summarizes() -> None:
+    sizes: list[int] = []
+
+    def write(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        sizes.append(
+            sum(TokenCounter().text(text) for message in messages for part in message.parts for text in texts_of(part))
+        )
+        return ModelResponse(parts=[TextPart(f"They planned {len(sizes)} moves.")])
+
+    manager = managed(FunctionModel(write, profile={"context_window": 2_000}), auto_summarize=False)
+    await talk(manager, 30, words=80)
+    await manager.summarize()
+    assert len(sizes) > 1 and max(sizes) < 2_000
 
 
 async def test_an_answer_that_saves_nothing_is_refused() -> None:

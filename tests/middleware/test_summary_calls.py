@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.settings import ModelSettings
 
-from context_compiler import ContextCompiler
+from context_compiler import ContextCompiler, MemoryStore
 from context_compiler.compiler.summary_check import summary_fault
+from context_compiler.tokens import TokenCounter
 from tests.support.agents import Talker
 from tests.support.builders import assistant, prose, user
 
@@ -29,12 +31,14 @@ class Writer:
     def __init__(self, answer: Callable[[int, str], Any], **given: Any) -> None:
         self.prompts: list[str] = []
         self.settings: list[ModelSettings] = []
+        self.thinking: list[Any] = []
         self._answer = answer
         self.model = FunctionModel(self._write, model_name="notes", **given)
 
     async def _write(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         self.prompts.append(str(messages[-1].parts[-1].content))  # pyright: ignore
         self.settings.append(info.model_settings or ModelSettings())
+        self.thinking.append(info.model_request_parameters.thinking)
         said = self._answer(len(self.prompts), self.prompts[-1])
         said = await said if asyncio.iscoroutine(said) else said
         if isinstance(said, Exception):
@@ -48,12 +52,12 @@ class Life:
     def __init__(self, writer: Writer, **given: Any) -> None:
         self.talker, self.errors = Talker("Noted, the garden needs water. " * 8), list[Exception]()
         self.views: list[Any] = []
-        ours = ContextCompiler(
+        self.ours = ContextCompiler(
             **{"budget": 3_000, "store": None, "system": None, "model": writer.model, "recall": 0, **given},
             on_error=self.errors.append,
             on_view=self.views.append,
         )
-        self.agent = Agent(self.talker.model, capabilities=[ours])
+        self.agent = Agent(self.talker.model, capabilities=[self.ours])
         self.history: list[ModelMessage] = []
 
     async def turns(self, count: int, words: int = 70) -> None:
@@ -105,6 +109,47 @@ async def test_length_stop_and_tools_are_set_for_the_summary_and_the_rest_is_kep
     assert 300 < settings.get("max_tokens", 0) <= 3_000 and given.get("max_tokens") == 7
 
 
+@pytest.mark.parametrize(
+    ("profile", "more", "thinking"),
+    [
+        ({}, 0, None),
+        ({"supports_thinking": True}, 0, False),
+        ({"supports_thinking": True, "thinking_always_enabled": True}, 4_096, None),
+    ],
+)
+async def test_a_model_that_always_reasons_has_room_for_it_and_any_other_does_not_reason(
+    profile: Any, more: int, thinking: bool | None
+) -> None:
+    plain, reasoning = (Writer(lambda number, prompt: SUMMARY, profile=one) for one in ({}, profile))
+    for writer in (plain, reasoning):
+        await Life(writer).turns(14)
+    assert reasoning.settings[0].get("max_tokens", 0) == plain.settings[0].get("max_tokens", 0) + more
+    assert reasoning.thinking[0] is thinking
+
+
+async def test_no_more_than_the_cap_of_a_summary_is_given_to_the_next_one() -> None:
+    names = ["".join(letters) for letters in product("bdgkmprst", "aeiou", "lnr", "aeiou")]
+    life = Life(writer := Writer(lambda number, prompt: " ".join(names[: 380 // number])))
+    life.history = [user("The names: " + " ".join(names)), assistant("Noted.")]
+    await life.turns(40)
+    _, previous = writer.prompts[1].split("=== BEGIN PREVIOUS SUMMARY ===\n")
+    cap, size = writer.settings[0].get("max_tokens", 0) // 2, TokenCounter().text
+    assert size(" ".join(names[:380])) > cap >= size(previous.partition("\n=== END")[0]) > cap // 2
+
+
+async def test_one_compile_reads_a_few_prompts_and_says_what_it_left() -> None:
+    writer = Writer(lambda number, prompt: f"{SUMMARY} Part {number}.", profile={"context_window": 9_000})
+    life = Life(writer, store=(store := MemoryStore()))
+    life.history = [one for number in range(300) for one in (user(prose(number, 90)), assistant(prose(number, 60)))]
+    await life.turns(1)
+    assert 1 < len(writer.prompts) <= 4
+    assert sum(map(TokenCounter().text, writer.prompts)) < 24_000
+    [row] = await store.summaries("gates")
+    assert ["beyond one compile: left to the next one, and quoted until then"] == [
+        drop.reason for drop in row.sections_dropped
+    ]
+
+
 async def test_a_prompt_that_is_too_long_for_the_model_is_asked_in_halves() -> None:
     def answer(number: int, prompt: str) -> Answer:
         return (
@@ -118,6 +163,15 @@ async def test_a_prompt_that_is_too_long_for_the_model_is_asked_in_halves() -> N
     first, *halves = writer.prompts[:3]
     assert all(len(half) < len(first) for half in halves) and "which gate opens first" in halves[1]
     assert "which gate opens first" in life.sent and not life.errors
+
+
+async def test_prompts_fit_the_window_that_the_application_gives() -> None:
+    life = Life(writer := Writer(lambda number, prompt: SUMMARY), window=6_000, model=None)
+    life.agent = Agent(writer.model, capabilities=[life.ours])
+    life.history = [one for number in range(80) for one in (user(prose(number, 150)), assistant(prose(number, 60)))]
+    await life.turns(1)
+    *summaries, _ = writer.prompts
+    assert len(summaries) > 1 and max(map(len, summaries)) < 4 * 6_000
 
 
 async def test_answers_that_came_in_time_are_kept_and_the_rest_comes_with_the_next_compile() -> None:
