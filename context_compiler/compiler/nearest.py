@@ -14,8 +14,8 @@ from pydantic_ai.messages import ModelRequest, UserPromptPart
 from context_compiler.messages.history import Reader
 from context_compiler.messages.prompts import sentence_ends
 from context_compiler.recall import Index, Question
-from context_compiler.recall.spelling import spelt
 from context_compiler.recall.terms import beginnings, passage_terms
+from context_compiler.recall.unknown import spelt
 from context_compiler.record import browse
 from context_compiler.record.database import Database
 from context_compiler.tokens import as_counter

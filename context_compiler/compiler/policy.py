@@ -28,8 +28,9 @@ from context_compiler.messages.turns import (
     turn_index,
     turn_starts,
 )
-from context_compiler.recall.absent import absent_terms
 from context_compiler.recall.question import Pending, pending_question
+from context_compiler.recall.unknown import absent_terms
+from context_compiler.resilience import attempt
 from context_compiler.settings import Amount, amount_tokens
 from context_compiler.template import Template
 from context_compiler.tokens import TokenCounter
@@ -454,8 +455,9 @@ class Plan:
 
     @cached_property
     def absent(self) -> tuple[str, ...]:
-        """Exact terms of the question that nothing said before it contains."""
-        return absent_terms(self.history, self.question) if self.question is not None else ()
+        """Exact terms of the question that nothing said before it contains; none if they cannot be found."""
+        question = self.question
+        return () if question is None else attempt(lambda: absent_terms(self.history, question)).value or ()
 
     @cached_property
     def prompt_tokens(self) -> int:

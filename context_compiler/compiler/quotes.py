@@ -24,7 +24,7 @@ from context_compiler.recall.outline import phases
 from context_compiler.recall.passages import Passage, passages, write_quotation
 from context_compiler.recall.ranking import MAX_TERMS
 from context_compiler.recall.selection import Candidates
-from context_compiler.recall.spelling import spelt
+from context_compiler.recall.unknown import spelt
 from context_compiler.resilience import in_time
 from context_compiler.template import prompt_text
 from context_compiler.tokens import TokenCounter

@@ -26,7 +26,7 @@ from context_compiler.recall import Index, Question, Ranking, Relevance, index_o
 from context_compiler.recall.changes import mark_changes
 from context_compiler.recall.passages import Passage, answer_text, new_passages, passages, write_quotation
 from context_compiler.recall.selection import Candidates, spread
-from context_compiler.recall.spelling import spelt
+from context_compiler.recall.unknown import spelt
 from context_compiler.tokens import TokenCounter
 
 MIN_BLOCK = 48

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pydantic_ai.messages import (
     CachePoint,
@@ -70,7 +70,9 @@ from context_compiler.messages.history import History, Reader, reader_of
 from context_compiler.messages.items import MARK, Kind, mark_of, user_content
 from context_compiler.messages.shapes import WHOLE, Shape, apply_shape, price
 from context_compiler.messages.turns import pair
-from context_compiler.record.values import Drop, Record, positions_of
+from context_compiler.recall.question import pending_question
+from context_compiler.recall.unknown import absent_terms
+from context_compiler.record.values import Drop, Record
 from context_compiler.tokens import TokenCounter, as_counter
 
 Inserted = Mapping[int, tuple[str, ...]]
@@ -124,13 +126,22 @@ class View:
     """Messages of the view, as `(raw position, reason)`."""
     quoted: tuple[Quote, ...] = ()
     """Quotes from left-out messages, with reasons; empty in a view that only extends an earlier one."""
+    unsaid: tuple[str, ...] = ()
+    """The same as `absent`, in a view that leaves messages out."""
     error: str | None = None
     record: Record | None = None
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Ids, paths, long numbers, names and dates of the prompt that nothing said before it contains, as written."""
-        return tuple(self.ledger.get("absent", ()))
+        """Ids, paths, long numbers, names and dates of the prompt that nothing said before it contains, as written.
+
+        They are not recorded.
+        """
+        if self.status not in ("raw", "mended"):
+            return self.unsaid
+        history = reader_of(as_counter(None)).read(self.messages)
+        question = pending_question(history, as_counter(None))
+        return absent_terms(history, question) if question is not None else ()
 
     @property
     def tokens_sent(self) -> int:
@@ -503,26 +514,6 @@ def sections_of(
     rules = counter.text(rules_text(cycle.rules)) + sum(map(counter.text, notes))
     messages = view.tokens - note - rules - quotes - recall
     return {"summary": note, "rules": rules, "quotes": quotes, "recall": recall, "messages": messages}
-
-
-LISTED = 200
-"""Maximum number of message ranges that the ledger lists for one reason."""
-
-
-def by_reason(drops: Sequence[Drop]) -> list[dict[str, object]]:
-    """Group drops by reason for the ledger, with their number, tokens and messages."""
-    lines: dict[str, dict[str, object]] = {}
-    for drop in drops:
-        line = lines.setdefault(drop.reason, {"reason": drop.reason, "count": 0, "tokens": 0, "what": []})
-        line["count"] = cast(int, line["count"]) + 1
-        line["tokens"] = cast(int, line["tokens"]) + drop.tokens
-        named, places = cast(list[str], line["what"]), positions_of(drop.what)
-        before = positions_of(named[-1]) if named and places else range(0)
-        if before and before.stop == places.start:
-            named[-1] = f"messages {before.start}-{places[-1]}"
-        elif len(named) < LISTED:
-            named.append(drop.what)
-    return list(lines.values())
 
 
 def token_breakdown(

@@ -18,8 +18,8 @@ from context_compiler.errors import SettingsError
 from context_compiler.manager.results import SCORED, Commit, Diff, Match, Memory, Score
 from context_compiler.messages.history import Reader
 from context_compiler.recall import Index, Question, Relevance
-from context_compiler.recall.spelling import spelt
 from context_compiler.recall.terms import terms
+from context_compiler.recall.unknown import spelt
 from context_compiler.record import rows, sessions
 from context_compiler.record.database import Database
 from context_compiler.record.store import DEFAULT_PATH, MemoryStore, SQLStore, open_place

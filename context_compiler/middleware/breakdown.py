@@ -9,13 +9,12 @@ from typing import Any
 from context_compiler.compiler.advance import Advance
 from context_compiler.compiler.cycle import Blocks, Cycle
 from context_compiler.compiler.rules import RuleNote, listed_rules, rule_states
-from context_compiler.compiler.view import broken_drops, by_reason, cycle_drops, sections_of, token_breakdown
+from context_compiler.compiler.view import broken_drops, cycle_drops, sections_of, token_breakdown
 from context_compiler.layers.context import with_layer_tokens
 from context_compiler.messages.history import History
 from context_compiler.messages.rules import Rule
 from context_compiler.middleware.state import ListedDrops, RequestContext
-from context_compiler.record.values import Drop
-from context_compiler.resilience import attempt
+from context_compiler.record.values import Drop, by_reason
 
 
 def ledger_of(
@@ -28,11 +27,10 @@ def ledger_of(
     kept: Sequence[tuple[int, str]],
     lost: Sequence[Rule],
 ) -> dict[str, Any]:
-    """The token breakdown of a view, with the state of each rule and the terms of the prompt that nobody has said."""
+    """The token breakdown of a view, with the state of each rule."""
     breakdown = token_breakdown(_sections(context, cycle, sent, blocks, notes), lines, kept)
     states = rule_states(context.rules, context.found_rules.rules, listed_rules(cycle, notes), lost)
-    absent = attempt(lambda: context.absent).value or ()
-    return {**breakdown, **({"rules": states} if states else {}), **({"absent": list(absent)} if absent else {})}
+    return {**breakdown, "rules": states} if states else breakdown
 
 
 def numbers_of(context: RequestContext, done: Advance | None) -> dict[str, Mapping[str, object]]:

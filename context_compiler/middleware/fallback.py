@@ -19,7 +19,7 @@ from context_compiler.compiler.policy import rules_of
 from context_compiler.compiler.reasons import LAST_RESORT, LAST_RESORT_TRUNCATION
 from context_compiler.compiler.recall_block import lacks_room_for_block
 from context_compiler.compiler.rules import absent_rules
-from context_compiler.compiler.view import View, by_reason, token_breakdown
+from context_compiler.compiler.view import View, token_breakdown
 from context_compiler.errors import ContextCompilerError
 from context_compiler.messages.history import History
 from context_compiler.messages.rules import Found, find_rules
@@ -35,7 +35,7 @@ from context_compiler.middleware.respond import (
 )
 from context_compiler.middleware.rule_check import lost_drops
 from context_compiler.middleware.state import EMPTY, CompilerState, RequestContext, Result, Run, read_request
-from context_compiler.record.values import Drop
+from context_compiler.record.values import Drop, by_reason
 from context_compiler.resilience import attempt, last_exchange, try_await
 
 Read = Callable[[], RequestContext]

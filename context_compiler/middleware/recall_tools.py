@@ -28,14 +28,13 @@ from context_compiler.middleware.arguments import Owner
 from context_compiler.middleware.others import other_mentions, quoted_mentions
 from context_compiler.middleware.request import JOINED, session_of
 from context_compiler.recall import Question, Ranking, Relevance, index_of
-from context_compiler.recall.absent import absent_terms
 from context_compiler.recall.changes import mark_changes
 from context_compiler.recall.embeddings import Likeness
 from context_compiler.recall.others import Mention
 from context_compiler.recall.passages import Passage, Quotation, passages, write_quotation
 from context_compiler.recall.question import Pending
 from context_compiler.recall.selection import take_beside
-from context_compiler.recall.spelling import spelt
+from context_compiler.recall.unknown import absent_terms, spelt
 from context_compiler.record.store import Store, Tenants, open_store
 from context_compiler.resilience import attempt, try_await
 from context_compiler.tokens import TokenCounter

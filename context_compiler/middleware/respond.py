@@ -472,8 +472,6 @@ def assemble_view(
     if added:
         notes = (*notes, *added)
         start, messages, sent = _write(context, cycle, blocks, notes, earlier)
-    if live and start:
-        check_view(sent, history)
     drops, lines = drops_of(context, frozen, done, lost_drops(lost, why))
     kept = () if live and start is None else why_kept(frozen, context)
     return Result(
@@ -486,6 +484,7 @@ def assemble_view(
             ledger=ledger_of(context, frozen, sent, blocks, notes, lines, kept, lost) | numbers_of(context, done),
             drops=drops,
             kept=kept,
+            unsaid=context.absent if frozen.decided else (),
             quoted=(*layers.sections, *(done.quoted if done else ()), *(block_quotes(blocks) if blocks else ())),
         ),
         raw=history,
@@ -512,7 +511,11 @@ def _write(
     notes: tuple[RuleNote, ...],
     earlier: Result | None,
 ) -> tuple[Opening | None, list[ModelMessage], History]:
-    """Write the messages of a view and read them; without an opening if raw history is sent unchanged."""
+    """Write the messages of a view and read them; without an opening if raw history is sent unchanged.
+
+    Raises:
+        ContextCompilerError: The view is malformed and must not be sent.
+    """
     request, layers, live = context.request, context.request.layers, context.host is not None
     touched = cycle or context.base or layers.text or notes or (live and begins_with_assistant(request.messages))
     if not touched:
@@ -521,7 +524,10 @@ def _write(
     start = _opening(context, frozen, inserted, earlier)
     messages = _messages(context, inserted, start)
     messages = insert_block(messages, layers) if layers.text else messages
-    return start, messages, context.reader.read(messages, last=earlier.sent if earlier else context.run.view)
+    sent = context.reader.read(messages, last=earlier.sent if earlier else context.run.view)
+    if live:
+        check_view(sent, context.history)
+    return start, messages, sent
 
 
 def _opening(context: RequestContext, cycle: Cycle, inserted: Inserted, earlier: Result | None) -> Opening:

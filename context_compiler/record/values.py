@@ -359,3 +359,23 @@ def check_owner(owner: object) -> str | None:
     if len(owner) > MAX_OWNER_LENGTH or "\x00" in owner or any("\ud800" <= char <= "\udfff" for char in owner):
         raise SettingsError(f"owner={owner!r:.80}: give at most {MAX_OWNER_LENGTH} characters of valid Unicode")
     return owner
+
+
+LISTED = 200
+"""Maximum number of message ranges that the ledger lists for one reason."""
+
+
+def by_reason(drops: Sequence[Drop]) -> list[dict[str, object]]:
+    """Group drops by reason for the ledger, with their number, tokens and messages."""
+    lines: dict[str, dict[str, object]] = {}
+    for drop in drops:
+        line = lines.setdefault(drop.reason, {"reason": drop.reason, "count": 0, "tokens": 0, "what": []})
+        line["count"] = cast(int, line["count"]) + 1
+        line["tokens"] = cast(int, line["tokens"]) + drop.tokens
+        named, places = cast(list[str], line["what"]), positions_of(drop.what)
+        before = positions_of(named[-1]) if named and places else range(0)
+        if before and before.stop == places.start:
+            named[-1] = f"messages {before.start}-{places[-1]}"
+        elif len(named) < LISTED:
+            named.append(drop.what)
+    return list(lines.values())

@@ -113,8 +113,10 @@ def _session() -> bytes:
     steps: Any = [step for turn in range(16) for step in ([("look", {"what": f"matter {turn}"})], "Seen.")]
     with TemporaryDirectory() as folder:
         path = Path(folder) / "record.db"
-        agent = Agent(tools=[look], capabilities=[compiler(Notes("Matter 3 is well."), budget=2_000, store=path)])
+        ours = compiler(Notes("Matter 3 is well."), budget=2_000, store=path)
+        agent = Agent(tools=[look], capabilities=[ours])
         asyncio.run(live_async(agent, prompts, model=Talker(steps).model, conversation_id="desk 1"))
+        asyncio.run(ours.aclose())
         return path.read_bytes()
 
 
