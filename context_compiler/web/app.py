@@ -6,9 +6,11 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from threading import Thread
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic_ai.models import Model
@@ -34,7 +36,7 @@ from context_compiler.web.chats import Busy, Chats, NotAChat
 from context_compiler.web.data import BadRequest, Inspector
 from context_compiler.web.export import FORMS
 from context_compiler.web.live import live_events
-from context_compiler.web.pages import link, load_pages, render, static_files
+from context_compiler.web.pages import link, load_pages, menu, render, static_files
 from context_compiler.web.steering import STEERING_PATHS, SteeringPages
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -193,6 +195,7 @@ def create_app(
         lifespan=lambda app: _lifespan(chats),
     )
     app.state.inspector = inspector
+    app.state.menu = partial(menu, chats=chats is not None, runs=str(runs))
     app.state.is_ending = lambda: False  # replaced by the server, to end open streams when it shuts down
     return app
 
@@ -231,11 +234,12 @@ def _page(resource: Resource, sources: Sources) -> Endpoint:
         store = sources.inspector.store
         if resource.name == "sessions" and isinstance(store, SQLiteStore) and not locate(store.path).exists():
             found = other_records(store.path)
-            return HTMLResponse(render("nothing.html", here="sessions", db=store.place, others=found))
+            values = {"here": "sessions", "db": store.place, "others": found}
+            return HTMLResponse(render("nothing.html", menu=request.app.state.menu(), **values))
         value = await resource.load(sources, parameters)
-        more = {name: await other.load(sources, parameters) for name, other in others.items()}
-        db = str(sources.inspector.store.place)
-        return HTMLResponse(render(f"{resource.name}.html", it=value, here=resource.name, db=db, **more))
+        more: dict[str, Any] = {name: await other.load(sources, parameters) for name, other in others.items()}
+        more |= {"here": resource.name, "db": str(sources.inspector.store.place), "menu": request.app.state.menu()}
+        return HTMLResponse(render(f"{resource.name}.html", it=value, **more))
 
     return answer
 
@@ -342,7 +346,8 @@ async def _error_response(request: Request, error: Exception) -> Response:
         if why == HTTPStatus.NOT_FOUND.phrase:
             why = "there is nothing at this address; /api/openapi.json lists all addresses"
         return _refuse(status, why)
-    return HTMLResponse(render("error.html", status=status, why=why, here="error", db=""), status)
+    page = render("error.html", status=status, why=why, here="error", db="", menu=request.app.state.menu())
+    return HTMLResponse(page, status)
 
 
 def _status(error: Exception) -> int:

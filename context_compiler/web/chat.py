@@ -55,20 +55,18 @@ class ChatPages:
     async def page(self, request: Request) -> Response:
         """Show the page of a chat with its newest turns."""
         name = _name(request)
+        frame = {"here": "chat", "db": str(self.chats.defaults.db), "session": name, "menu": request.app.state.menu()}
         sessions = await try_await(self.home.sessions(SessionFilter(), kind=CHAT))
         try:
             chat = await self.chats.get(name)
         except NotAChat as error:
-            page = render("chat_copy.html", here="chat", db=str(self.chats.defaults.db), session=name, why=str(error))
-            return HTMLResponse(page, 409)
+            return HTMLResponse(render("chat_copy.html", why=str(error), **frame), 409)
         await chat.refresh_pins()
         turns, earlier = chat.turns()
         return HTMLResponse(
             render(
                 "chat.html",
-                here="chat",
-                db=str(self.chats.defaults.db),
-                session=name,
+                **frame,
                 turns=turns,
                 earlier=earlier,
                 model=chat.model,

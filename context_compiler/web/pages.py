@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, reduce
 from hashlib import sha256
 from pathlib import Path
@@ -35,6 +35,13 @@ MENU = (
     ("/chat", "Chat", ("chat",)),
 )
 """Main menu: address and name of each entry, and the resources that belong to it."""
+
+
+def menu(*, chats: bool, runs: str) -> Sequence[tuple[str, str, Sequence[str]]]:
+    """Entries of the main menu that lead to something: chats only if there are any, pipelines only with their store."""
+    gone = {"/chat": not chats, "/pipelines": "://" not in runs and not Path(runs).exists()}
+    return [entry for entry in MENU if not gone.get(entry[0])]
+
 
 REQUEST_TABS = (
     ("", "Messages"),
@@ -82,7 +89,6 @@ def environment() -> Environment:
         "statuses": STATUSES,
         "kinds": KINDS,
         "calls_of": calls_of,
-        "menu": MENU,
         "request_tabs": REQUEST_TABS,
         "session_tabs": SESSION_TABS,
     }

@@ -197,12 +197,14 @@ async def test_a_record_locked_by_another_process_is_reported_and_nothing_is_los
                 assert "the record did not answer within" in (await tab.until("notice"))["text"]
                 other.execute("ROLLBACK")
             assert done["error"] == "" and done["sent"] > 0
+            store = SQLiteStore(tmp_path / "context.db")
+            while len(await store.views("main")) < 2:  # it is recorded behind the answer
+                await asyncio.sleep(0.05)
             await tab.say("After the lock.")
             assert (await tab.until("done", 3))["request"] is not None
             page = await tab.page()
     assert all(text in page for text in ("Before the lock.", "While it is locked.", "After the lock."))
     assert (tmp_path / "Chat_Sessions" / "main.md").read_text().count("**Assistant:**") == 3
-    store = SQLiteStore(tmp_path / "context.db")
     assert b"While it is locked." in b"".join(await store.transcript("main")) and await store.verify() == ()
     await store.close()
 

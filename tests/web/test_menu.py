@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from hashlib import sha256
 from pathlib import Path
 
@@ -43,6 +44,19 @@ def test_the_template_menu_is_that_of_the_document(db: Path, tmp_path: Path) -> 
         assert "shadowed by vault" in page and "invalid" in page and "broken" in page
         assert "System notes" in client.get("/template?name=chat_compiler&source=system").text
         assert client.get("/template?name=none").status_code == 404
+
+
+def test_the_main_menu_has_what_there_is(db: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs.db"
+    with TestClient(create_app(db, runs=runs), base_url="http://127.0.0.1") as client:
+        for path in ("/sessions", "/chat"):
+            assert re.findall(r">(\w+)</a>", menu_of(client.get(path).text)) == ["Sessions", "Templates"]
+        runs.touch()
+        assert "/pipelines" in menu_of(client.get("/templates").text)
+
+
+def menu_of(page: str) -> str:
+    return page.partition('<nav aria-label="Main">')[2].partition("</nav>")[0]
 
 
 def test_a_template_is_tried_on_a_recorded_history(client: TestClient) -> None:
