@@ -295,7 +295,7 @@ class StoreAccess:
     def _watch(self) -> None:
         while self.is_waiting:
             time.sleep(WATCH_S)
-        self._running.difference_update([task for task in tuple(self._running) if not task.get_loop().is_running()])
+        self._running.difference_update([task for task in tuple(self._running) if task.get_loop().is_closed()])
         asyncio.run(self.catch_up())
 
     def _end(self, task: asyncio.Task[Any]) -> None:
