@@ -171,6 +171,8 @@ def with_newer(mentions: Sequence[Mention], history: History) -> list[Mention]:
 
     What was said on one day was said in the conversation that asks last.
     """
+    if not mentions:
+        return []
     own, user = changes_of(history), SPEAKERS["user-prompt"]
     in_order = sorted(mentions, key=lambda mention: mention.place)
     akin = sorted({position for mention in mentions for position in own.akin(mention.text)})

@@ -21,11 +21,11 @@ LONGEST = 300
 TAIL = 6
 """Number of words behind a value that belong to it."""
 
-_MONTHS = (
+MONTHS = (
     "january february march april may june july august september october november december jan feb mar apr jun jul aug"
     " sep sept oct nov dec".split()
 )
-_DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
+DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
 _STATES = frozenset(
     "is are am be = : equals runs run running lives live listens listen costs cost starts start begins begin ends end"
     " opens open closes close belongs belong prefers prefer wants want needs need requires require holds points point"
@@ -153,12 +153,12 @@ def _value(bare: Sequence[str], words: Sequence[str], index: int, opening: int) 
     """Kind of the value that begins at a word, and the place behind it; an empty kind for none."""
     word, low = bare[index], bare[index].lower()
     follows = bare[index + 1].lower() if index + 1 < len(bare) else ""
-    if low in _MONTHS and _DAY.fullmatch(follows) and word[:1].isupper():
+    if low in MONTHS and _DAY.fullmatch(follows) and word[:1].isupper():
         year = index + 2 < len(bare) and re.fullmatch(r"(?:19|20)\d\d", bare[index + 2])
         return "date", index + (3 if year else 2)
-    if _DAY.fullmatch(low) and follows in _MONTHS:
+    if _DAY.fullmatch(low) and follows in MONTHS:
         return "date", index + 2
-    if _ISO.fullmatch(low) or low in _DAYS or (low in _MONTHS and low != "may" and index):
+    if _ISO.fullmatch(low) or low in DAYS or (low in MONTHS and low != "may" and index):
         return "date", index + 1
     if _CLOCK.fullmatch(low) and (not low.isdigit() or re.fullmatch(r"[ap]\.?m\.?", follows)):
         return "time", index + (2 if re.fullmatch(r"[ap]\.?m\.?", follows) else 1)
@@ -202,8 +202,8 @@ def _normal(kind: str, value: str) -> str:
 
 
 def _date_word(word: str) -> str:
-    if word in _MONTHS:
-        return f"{next(number for number, name in enumerate(_MONTHS, start=1) if name.startswith(word[:3]))}m"
+    if word in MONTHS:
+        return f"{next(number for number, name in enumerate(MONTHS, start=1) if name.startswith(word[:3]))}m"
     return f"{int(re.sub(r'[^0-9]', '', word))}d" if _DAY.fullmatch(word) else word
 
 

@@ -17,6 +17,7 @@ from context_compiler.messages.history import History
 from context_compiler.messages.items import LARGEST
 from context_compiler.recall.index import Index
 from context_compiler.recall.question import Pending, Question, dated
+from context_compiler.recall.statements import DAYS, MONTHS
 from context_compiler.recall.terms import MAX_TERM, fold, stem
 
 LEAST = 5
@@ -124,8 +125,4 @@ def _is_id(run: str) -> bool:
     return mixed or is_path or _JOINED.search(run) is not None
 
 
-_CALENDAR = frozenset(
-    "january february march april may june july august september october november december"
-    " monday tuesday wednesday thursday friday saturday sunday"
-    " jan feb mar apr jun jul aug sep sept oct nov dec mon tue wed thu fri sat sun".split()
-)
+_CALENDAR = frozenset((*MONTHS, *DAYS, *(day[:3] for day in DAYS)))
