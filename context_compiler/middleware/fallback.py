@@ -26,8 +26,8 @@ from context_compiler.messages.rules import Found, find_rules
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.respond import (
     add_recall,
-    advance_request,
     assemble_view,
+    cut_back,
     known_blocks,
     recall_for_turn,
     rendered_cost,
@@ -116,8 +116,8 @@ async def _raw_history(read: Read) -> Result | None:
 async def _view_without_model(read: Read) -> Result | None:
     context = read()
     previous = valid_cycle(context.run.cycle, context.history, context.policy.config)
-    done = await advance_request(context, previous, None)
-    return starting_cycle(add_recall(context, assemble_view(context, done.cycle, "fallback", done), done))
+    trial = await cut_back(context, previous, None)
+    return starting_cycle(add_recall(context, trial.result, trial.done))
 
 
 def _bare_result(

@@ -303,7 +303,7 @@ async def _new_cycle(
     context.run.relax()
     trial = None if first is None else _make_trial(context, previous, first)
     if trial is None or trial.over > 0:  # too many messages have arrived since `first` was made
-        trial = await _cut_back(context, previous, host, trial)
+        trial = await cut_back(context, previous, host, trial)
     if trial.over > 0:
         result = replace(trial.result, view=replace(trial.result.view, status="floor_over_budget"))
     else:
@@ -319,15 +319,19 @@ def _make_trial(
     return Trial(start=start, framing=framing, done=done, result=result, row=row or done.row)
 
 
-async def _cut_back(context: RequestContext, previous: Cycle | None, host: Host, trial: Trial | None) -> Trial:
-    """Cut back and freeze; if the host's framing puts the view over the budget, try again with less room."""
+async def cut_back(
+    context: RequestContext, previous: Cycle | None, host: Host | None, trial: Trial | None = None
+) -> Trial:
+    """Cut back and freeze; if the host's framing puts the view over the budget, try again with less room.
+
+    Without a `host`, no model is asked.
+    """
     block = BlockSizes(context, context.limits(previous), previous or RAW).expected(known_blocks(context))
     extra_cut, framing, tries = _extra_cut(context, previous), 0, 0
     while True:
         start, tries = previous if trial is None else trial.done.cycle, tries + 1
-        done = await advance_request(
-            context, start, summary_callback(context, host), framing, block=block, extra_cut=extra_cut
-        )
+        ask = summary_callback(context, host) if host is not None else None
+        done = await advance_request(context, start, ask, framing, block=block, extra_cut=extra_cut)
         trial, selection = _make_trial(context, start, done, framing, trial), done.selection
         if trial.over <= 0 or not selection.fits or tries == MAX_CUTS:
             break
