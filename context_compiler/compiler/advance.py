@@ -205,14 +205,16 @@ def with_steering(cycle: Cycle, plan: Plan, room: int) -> Cycle:
     listed = {rule.name for rule in plan.rules}
     rules = tuple(text for text in cycle.rules if rule_name(text) in listed or not plan.steering.dismisses(text))
     cycle = cycle if rules == cycle.rules else replace(cycle, rules=rules)
-    kept, why = dict(cycle.kept), cycle.why if cycle.turn == plan.turn else ()
+    before, why = dict(cycle.kept), cycle.why if cycle.turn == plan.turn else ()
+    kept = dict(before)
     waiting = {index for start, stop, reason in why if reason == PIN_WAITS.text for index in range(start, stop)}
     for index in plan.pinned(room) - waiting:
         if index < cycle.decided:
             kept[index] = plan.base.get(index, WHOLE)
-    if kept == dict(cycle.kept):
+    if kept == before:
         return cycle
-    said = {rule.text for rule in plan.found_rules.rules if rule.position in kept.keys() - dict(cycle.kept).keys()}
+    restored = {index for index, shape in kept.items() if before.get(index) != shape}
+    said = {rule.text for rule in plan.found_rules.rules if rule.position in restored}
     rules = tuple(text for text in rules if text not in said)
     return replace(cycle, rules=rules, kept=tuple(sorted(kept.items(), key=lambda item: item[0])))
 
