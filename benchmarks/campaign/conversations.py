@@ -682,6 +682,7 @@ class Conversation:
         for error in self.turn.errors:
             name = type(error).__name__
             fine = (name == "CompileError" and self._writer.failed) or name == "BudgetError"
+            fine = fine or (name == "CompileError" and "are unusable" in str(error))  # no writer here counts its tokens
             fine = fine or (name == "SettingsError" and "no price is known" in str(error))
             fine = fine or (self.hostile and name == "TemplateError")
             self.case.check(
