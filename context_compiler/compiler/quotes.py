@@ -17,6 +17,7 @@ from context_compiler.compiler.view import Quote, note_text
 from context_compiler.messages.fences import QUOTED_TITLE, fence, neutralize
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Item
 from context_compiler.messages.prompts import asking_part
+from context_compiler.messages.rules import Rule
 from context_compiler.messages.shapes import WHOLE, truncate
 from context_compiler.recall import Question, Ranking, changes_of, index_of, pending_question
 from context_compiler.recall.changes import corrections, mark_changes
@@ -248,15 +249,19 @@ def written_for(selection: Selection, summary: str) -> Written:
 
 def _with_rules(written: Written, selection: Selection) -> Written:
     """Add the rules that neither the kept messages nor the note contain, as far as they fit."""
-    missing = unlisted(selection.rules, selection.history, selection.draft.shapes, written.note)
+    missing = _missing_rules(written, selection)
     rules = fitting_rules(missing, selection.limits.rules, selection.counter)
     quoted = tuple(Quote(what=rule_origin(rule), why=RULE_WHY, text=rule.text) for rule in rules)
     return replace(written, rules=tuple(rule.text for rule in rules), quoted=quoted)
 
 
+def _missing_rules(written: Written, selection: Selection) -> list[Rule]:
+    return unlisted(selection.rules, selection.history, selection.draft.shapes, written.note, selection.counter)
+
+
 def _said_rules(written: Written, selection: Selection) -> list[str]:
     """Rules in force that a kept message, the note or the list contains."""
-    missing = unlisted(selection.rules, selection.history, selection.draft.shapes, written.note)
+    missing = _missing_rules(written, selection)
     return [rule.text for rule in selection.rules if rule.text in written.rules or rule not in missing]
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from pydantic_ai.messages import UserPromptPart
+
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.steering import Steering
 from context_compiler.messages.fences import RULES_TITLE, fence, neutralize
 from context_compiler.messages.history import History
-from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
+from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind, user_content
 from context_compiler.messages.rules import Rule, contradicts
-from context_compiler.messages.shapes import Shape, shortens_prompt
+from context_compiler.messages.shapes import Shape, apply_shape, shortens_prompt
 from context_compiler.recall.passages import Passage
 from context_compiler.tokens import TokenCounter
 
@@ -92,14 +94,24 @@ def fitting_rules(rules: Sequence[Rule], room: int, counter: TokenCounter) -> tu
     return tuple(candidate for candidate in rules if candidate in set(kept))
 
 
-def unlisted(rules: Iterable[Rule], history: History, shapes: Sequence[Shape | None], note: str) -> list[Rule]:
+def unlisted(
+    rules: Iterable[Rule], history: History, shapes: Sequence[Shape | None], note: str, counter: TokenCounter
+) -> list[Rule]:
     """Rules that neither a message with one of these shapes nor the note of a view contains word for word."""
-    return [one for one in rules if neutralize(one.text) not in note and not _is_whole(history, shapes, one.position)]
 
+    def is_said(rule: Rule) -> bool:
+        shape = shapes[rule.position] if rule.position >= 0 else None
+        if shape is None or shape.bare:
+            return False
+        message, reading = history.messages[rule.position], history.readings[rule.position]
+        if not shortens_prompt(reading, shape):
+            return True
+        shaped = apply_shape(message, reading, shape, counter)
+        prompts = [part for part in shaped.parts if isinstance(part, UserPromptPart)] if shaped is not None else []
+        pieces = [piece for part in prompts for piece in user_content(part.content)]
+        return any(rule.text in str(getattr(piece, "content", piece)) for piece in pieces)
 
-def _is_whole(history: History, shapes: Sequence[Shape | None], position: int) -> bool:
-    shape = shapes[position] if position >= 0 else None
-    return shape is not None and not shape.bare and not shortens_prompt(history.readings[position], shape)
+    return [rule for rule in rules if neutralize(rule.text) not in note and not is_said(rule)]
 
 
 def without_rules(candidates: Iterable[Passage], rules: Sequence[str]) -> list[Passage]:

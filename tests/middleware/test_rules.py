@@ -217,6 +217,25 @@ async def test_a_rule_in_a_message_that_is_pinned_later_is_no_longer_listed() ->
     assert f"- {GIVEN[0]}" not in text and text.count(GIVEN[0]) == 1
 
 
+def briefed(**wanted: Any) -> Talk:
+    """A conversation whose instructions have as many words as the dependencies of a run say."""
+    talk = Talk(recall=0, **wanted)
+
+    @talk.agent.instructions
+    def brief(ctx: RunContext[Any]) -> str:
+        return prose(7, ctx.deps or 5)
+
+    return talk
+
+
+@pytest.mark.parametrize("words", range(500, 560, 20))
+async def test_a_rule_that_a_shortened_prompt_still_contains_is_not_listed(words: int) -> None:
+    talk = briefed()
+    text = await talk.hear(f"Please mend it. {GIVEN[0]} {prose(3, 100)}", deps=words)
+    assert text.count(GIVEN[0]) <= 1
+    assert missing(await talk.hear("Go on."), GIVEN[:1]) == []
+
+
 async def test_the_newest_of_two_contradicting_rules_is_listed_alone() -> None:
     talk = Talk(recall=0)
     await talk.hear("Always answer in French.")
