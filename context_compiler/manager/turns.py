@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from pydantic_ai.messages import ModelMessage
 
+from context_compiler.compiler.summary import MAX_PROMPTS
 from context_compiler.errors import ContextMemoryError
 from context_compiler.manager.checkpoints import Checkpoints, within
 from context_compiler.manager.config import ContextConfig
@@ -33,7 +34,7 @@ from context_compiler.manager.summary import LLM, Summary, SummaryRow, summarize
 from context_compiler.messages.history import History, Reader, message_body
 from context_compiler.middleware.reports import log_text
 from context_compiler.recall import pending_question
-from context_compiler.resilience import attempt, try_await
+from context_compiler.resilience import Breaker, attempt, try_await
 from context_compiler.template import Template
 
 SUMMARY_SHARE = 4
@@ -63,6 +64,8 @@ class TurnProcessor:
     """Keys of turns in progress on an agent."""
     summary_row: SummaryRow | None = None
     """Record of the newest summary, or of the failure to write it, until it is saved."""
+    breaker: Breaker = field(default_factory=Breaker)
+    """Opens after three summaries in a row that failed or were refused."""
     loaded: bool = False
     """True once the saved session was looked up; until then nothing is saved, so that it is not overwritten."""
     last_saved: tuple[SessionTurn, ...] = ()
@@ -148,7 +151,7 @@ class TurnProcessor:
         session, before = self.session, self.uncut_tokens
         stop = len(session.turns) - self.config.recent_turns_to_keep
         stop = min([stop, *(index for index, turn in enumerate(session.turns) if turn.key in self.live)])
-        stop = safe_boundary(session.turns, session.covered, stop, self.reader)
+        stop = safe_boundary(session.turns, session.covered, self._readable(stop), self.reader)
         if stop <= session.covered:
             return SummarizationResult(tokens_before=before, tokens_after=before, turns_summarized=0, summary="")
         template = self.template()
@@ -163,7 +166,9 @@ class TurnProcessor:
         )
         self.summary_row = summary_row("", summary, stop, template=template, model=self.llm.name, reader=self.reader)
         if summary.failure is not None:
+            self.breaker.failed()
             raise summary.failure
+        self.breaker.succeeded()
         self.session = replace(
             self.session,
             covered=stop,
@@ -182,6 +187,15 @@ class TurnProcessor:
             summary=text,
             survival=summary.survival,
         )
+
+    def _readable(self, stop: int) -> int:
+        """Limit the turns up to `stop` to those that the prompts of one summary can hold; the rest is for the next."""
+        room = (MAX_PROMPTS - 1) * self.llm.prompt_room // 2  # one less, because whole lines do not fill every prompt
+        for index in range(self.session.covered, stop):
+            room -= self.session.turns[index].tokens
+            if room < 0 and index > self.session.covered and not self.llm.silent:
+                return index
+        return stop
 
     async def checkpoint(self, message: str) -> str | None:
         """Commit session and memory; return None without versioning."""
@@ -308,7 +322,11 @@ class TurnProcessor:
 
     async def _summarize_if_due(self, trouble: list[str]) -> bool:
         """Summarize if the session is large enough and there are enough turns to summarize."""
-        if not self.config.auto_summarize or self.uncut_tokens < self.config.summarization_threshold:
+        if (
+            not self.config.auto_summarize
+            or self.breaker.open
+            or self.uncut_tokens < self.config.summarization_threshold
+        ):
             return False
         older = self.session.verbatim[: -self.config.recent_turns_to_keep]
         if sum(turn.tokens for turn in older) < self.config.max_tokens // UPDATE_SHARE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,6 +66,31 @@ async def test_the_next_summary_gets_the_previous_one_and_only_new_turns() -> No
     assert "question 4 " not in scribe.prompts[1] and "question 9 " not in scribe.prompts[1]
     text = " ".join(said(manager.get_context_messages()))
     assert "Summary number 2." in text and "Summary number 1." not in text
+
+
+async def test_after_three_bad_summaries_turns_go_on_without_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("context_compiler.resilience.time", SimpleNamespace(monotonic=lambda: 0.0))
+    scribe, errors = Scribe(OSError("down")), list[Exception]()
+    manager = managed(scribe, max_tokens=1_000, on_error=errors.append)
+    await talk(manager, 20)
+    assert scribe.asked == 3 and len(errors) == 3
+    with pytest.raises(CompileError):
+        await manager.summarize()
+    scribe.text = "A move was planned."
+    assert (await manager.summarize()).turns_summarized > 0
+    await talk(manager, 20, start=20)
+    assert scribe.asked > 5
+
+
+async def test_a_summary_of_a_long_session_is_written_over_several_turns() -> None:
+    scribe = Scribe(lambda number: f"Summary number {number}.")
+    manager = managed(scribe, auto_summarize=False)
+    await talk(manager, 40, words=1_500)
+    first = await manager.summarize()
+    assert 0 < first.turns_summarized < 37 and scribe.asked <= 4
+    later = await manager.summarize()
+    assert later.turns_summarized > 0
+    assert f"question {first.turns_summarized} " in " ".join(scribe.prompts[-4:])
 
 
 async def test_the_prompt_asks_for_a_few_sentences_and_fences_the_messages() -> None:
