@@ -27,8 +27,8 @@ from pydantic_ai.messages import ModelRequest, TextContent, UserPromptPart
 
 from benchmarks.store import SENT, Chain, chain, linked, recorded
 from benchmarks.tables import markdown
+from context_compiler.messages.bodies import message_body
 from context_compiler.messages.fences import SUMMARY_PREFIX, fence
-from context_compiler.messages.history import message_body
 from context_compiler.messages.items import MARK
 from context_compiler.record.store import SQLiteStore
 from context_compiler.record.values import Entry

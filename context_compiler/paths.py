@@ -11,11 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
-from importlib import metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from context_compiler.errors import SettingsError
 
@@ -149,6 +148,7 @@ def warn_of_namesake() -> None:
 
 def install_command(extra: str) -> str:
     """Command that installs an extra of this package from the package's own source: a local folder or an index."""
+    metadata, url2pathname = import_module("importlib.metadata"), import_module("urllib.request").url2pathname
     direct = None
     with suppress(metadata.PackageNotFoundError):
         direct = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")

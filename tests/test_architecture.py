@@ -31,6 +31,10 @@ BROAD = {
 
 DYNAMIC = {
     "lazy": "public names load when they are first used",
+    "paths": "how the package was installed is read when an extra is missing",
+    "compiler.facts": "the index of recall is needed when nothing has the words as they stand",
+    "record.values": "HTML is written in a notebook",
+    "messages.history": "the host is imported when one of its messages is read",
     "record.store": "PostgreSQL comes with an extra, and is needed when an address is opened",
     "chat.local_model": "server and client come with packages of their own, and are needed when a model is served",
     "testing.written": "pydantic_evals comes with an extra, and is needed when a case is added to a dataset",

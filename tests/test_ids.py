@@ -19,7 +19,7 @@ from pydantic_ai.messages import (
 )
 
 from context_compiler.ids import CHAIN, blob_id, chain_id, identity, text_hash
-from context_compiler.messages.history import load_messages, message_body
+from context_compiler.messages.bodies import load_messages, message_body
 from tests.support.histories import histories
 from tests.support.parts import retry_prompt
 from tests.support.texts import texts

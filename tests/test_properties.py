@@ -157,7 +157,7 @@ def test_a_view_is_sound_with_any_output_of_the_compiler(behaviour: Behaviour) -
 SCRIPT = """
 import asyncio
 from context_compiler import compile_view
-from context_compiler.messages.history import message_body
+from context_compiler.messages.bodies import message_body
 from tests.support.histories import long_history
 
 view = asyncio.run(compile_view(long_history(60), budget=1_500, system=None))

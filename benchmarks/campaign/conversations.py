@@ -44,7 +44,7 @@ from benchmarks.campaign.strict import (
 from context_compiler import ContextCompiler, MemoryStore, Money, Recall, SQLiteStore, Store, Template, View
 from context_compiler.compiler.reasons import PIN_WAITS
 from context_compiler.errors import SettingsError, StoreError, TemplateError
-from context_compiler.messages.history import load_messages
+from context_compiler.messages.bodies import load_messages
 from context_compiler.record.values import positions_of
 from context_compiler.tokens.prices import price_of
 from tests.support.wordings import TOO_LONG

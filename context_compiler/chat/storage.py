@@ -16,7 +16,8 @@ from pydantic_ai.messages import ModelMessage, ModelRequest
 
 from context_compiler.chat.reconcile import Reconciled, last_turn, reconcile, visible_turns
 from context_compiler.chat.transcript import Transcript
-from context_compiler.messages.history import History, load_messages, reader_of
+from context_compiler.messages.bodies import load_messages
+from context_compiler.messages.history import History, reader_of
 from context_compiler.paths import unify_lines
 from context_compiler.record.files import locate
 from context_compiler.record.store import SQLiteStore, Store, open_store

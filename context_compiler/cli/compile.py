@@ -50,7 +50,8 @@ from context_compiler.compiler.view import View, message_origins
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
 from context_compiler.layers.session import Layers
-from context_compiler.messages.history import History, message_body
+from context_compiler.messages.bodies import message_body
+from context_compiler.messages.history import History
 from context_compiler.messages.importers import Transcript
 from context_compiler.middleware.one_shot import compile_view
 from context_compiler.paths import vault_of

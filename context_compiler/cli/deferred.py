@@ -17,8 +17,18 @@ def load(module: str) -> Any:
 
 
 def load_view_text() -> Any:
-    """Import the text of `views show`, which needs the host."""
+    """Import the text of `views show`."""
     return load("view_text")
+
+
+def load_remedy() -> Any:
+    """Import what compiles a history again for `views why`, which needs the host."""
+    return load("remedy")
+
+
+def load_written() -> Any:
+    """Import what writes tests, which needs the host."""
+    return import_module("context_compiler.testing.written")
 
 
 class Deferred(Group):
@@ -42,16 +52,16 @@ class Deferred(Group):
 class Views(Deferred):
     """The commands of `views`."""
 
-    elsewhere = dict.fromkeys(["why", "diff", "replay", "verdict"], "view_changes") | {"export": "written_tests"}
+    elsewhere = {"why": "view_why", "diff": "view_diff", "replay": "view_changes", "verdict": "view_changes"} | {
+        "export": "written_tests"
+    }
 
 
 class Sessions(Deferred):
     """The commands of `sessions`."""
 
     elsewhere = (
-        {"show": "session_show"}
-        | dict.fromkeys(
-            ["find", "delete", "compact", "undo", "pin", "unpin", "pins", "rules", "dismiss"], "session_commands"
-        )
+        {"show": "session_show", "find": "session_find"}
+        | dict.fromkeys(["delete", "compact", "undo", "pin", "unpin", "pins", "rules", "dismiss"], "session_commands")
         | {"test": "written_tests"}
     )

@@ -23,7 +23,8 @@ from context_compiler.cli.serve import missing_for_serve
 from context_compiler.cli.show import print_messages, read_history
 from context_compiler.cli.text import json_text, number, one_line, plural, share
 from context_compiler.compiler.view import View, message_origins
-from context_compiler.messages.history import History, message_body, reader_of
+from context_compiler.messages.bodies import message_body
+from context_compiler.messages.history import History, reader_of
 from context_compiler.messages.importers import Transcript, parse_transcripts
 from context_compiler.messages.items import Kind
 from context_compiler.messages.turns import outline, pair

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
 
-from pydantic_ai.messages import ModelRequest
-
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.show import body
 from context_compiler.cli.text import number, plural, share
@@ -50,7 +48,7 @@ def view_lines(history: History) -> list[str]:
     lines: list[str] = []
     previous: str | None = None
     for message, reading in zip(history.messages, history.readings, strict=True):
-        instructions = message.instructions if isinstance(message, ModelRequest) else None
+        instructions = message.instructions if message.kind == "request" else None
         if instructions is not None and instructions != previous:
             lines.append("instructions:")
             lines.extend(f"    {line}".rstrip() for line in instructions.splitlines())

@@ -5,26 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from shlex import quote
+from typing import TYPE_CHECKING
 
-from context_compiler.cli.options import Place, find_session, find_view, list_command, open_record, recorded_messages
+from context_compiler.cli.deferred import load_remedy
+from context_compiler.cli.options import (
+    SYSTEM,
+    Place,
+    find_session,
+    find_view,
+    list_command,
+    open_record,
+    recorded_messages,
+)
 from context_compiler.cli.screen import Column, Screen
-from context_compiler.cli.show import excerpt, read_history
+from context_compiler.cli.show import excerpt, read_recorded
 from context_compiler.cli.text import first_word, number, one_line, plural
 from context_compiler.compiler.facts import FactPage, FactSearch, Mention, Stretch
 from context_compiler.compiler.origins import Fate
-from context_compiler.compiler.steering import REFERENCE
 from context_compiler.compiler.trace import Cut, Echo, Tracer, cuts_of, fate_of, request_of, verdict_of
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.messages.display import ABSENT, FORMS, IDENTIFIER, PARTIAL, VERBATIM, role
-from context_compiler.messages.history import History, Reading, load_messages
-from context_compiler.messages.turns import outline, pair
-from context_compiler.middleware.remedies import Remedy, find_remedy
+from context_compiler.messages.history import History, Reading
+from context_compiler.messages.turns import REFERENCE, outline, pair
 from context_compiler.record import browse
 from context_compiler.record.database import Database
 from context_compiler.record.store import SQLStore
 from context_compiler.record.values import Record
-from context_compiler.template import TemplateLibrary
+
+if TYPE_CHECKING:  # compiling a history again needs the host
+    from context_compiler.middleware.remedies import Remedy
 
 FATES = (
     Column("message", right=True),
@@ -83,8 +94,12 @@ class Why:
     """Changes that would have kept the first of the named messages that is not there word for word."""
 
 
-async def load_why(db: Place, owner: str | None, view: int, message: str | None, library: TemplateLibrary) -> Why:
+async def load_why(
+    db: Place, owner: str | None, view: int, message: str | None, *, vault: Path | None = None, system: Path = SYSTEM
+) -> Why:
     """Load the fate of the named messages, or of all if None, in a request.
+
+    Templates in `vault` and `system` are used to find what would have kept a message.
 
     Raises:
         SettingsError: the raw history of the request has no such message.
@@ -92,7 +107,8 @@ async def load_why(db: Place, owner: str | None, view: int, message: str | None,
     """
     async with open_record(db, owner) as store:
         record = await find_view(store, view)
-        raw = read_history(load_messages(await recorded_messages(store, record, raw=True)))
+        bodies = await recorded_messages(store, record, raw=True)
+        raw = read_recorded(bodies)
         await recorded_messages(store, record, raw=False)
         wanted = _find_messages(raw, message)
         tracer = Tracer(store.scoped(record.owner))
@@ -107,7 +123,9 @@ async def load_why(db: Place, owner: str | None, view: int, message: str | None,
                 message,
             )
         lost = next((fate.index for fate in fates if fate.verdict != VERBATIM), None) if message and not forms else None
-        remedy = await find_remedy(raw.messages, row, record, library, lost, words) if lost is not None else None
+        remedy = None
+        if lost is not None:
+            remedy = await load_remedy().find(bodies, row, record, lost, words, vault=vault, system=system)
     return Why(record=record, messages=tuple(fates), forms=forms, cuts=cuts, remedy=remedy)
 
 

@@ -1,4 +1,4 @@
-"""`sessions find`, `test`, `delete`, and what steers a conversation: compiles, pins and rules."""
+"""`sessions delete`, and what steers a conversation: compiles, pins and rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from context_compiler.chat.transcript import Transcript, transcript_folders
-from context_compiler.cli.facts import load_fact, load_facts, plain_fact, print_fact, print_facts
 from context_compiler.cli.inputs import chat_model
 from context_compiler.cli.options import (
     DB,
@@ -35,51 +34,18 @@ from context_compiler.cli.options import (
 from context_compiler.cli.screen import Screen, print_error, print_note, print_result
 from context_compiler.cli.steering import print_outcome, print_pins, print_rules
 from context_compiler.cli.text import json_text, number, one_line, plural
-from context_compiler.errors import SettingsError, StoreError
+from context_compiler.errors import StoreError
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.middleware.manual import CompileResult
 from context_compiler.record.values import SessionInfo
 
-app = group("Search, steer and delete recorded conversations.")
+app = group("Steer and delete recorded conversations.")
 
 Message = Annotated[
     str, typer.Argument(metavar="MESSAGE", help="`turn 3`, `m12` as in `sessions show`, or words from the message.")
 ]
 
 T = TypeVar("T")
-
-
-@app.command("find", epilog=example("sessions find demo 'my explicit yes'"))
-def find(
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[ID] TEXT",
-            help="Words, a number or a path, in the session ID or in all; case, order and a slip are forgiven.",
-        ),
-    ],
-    db: Db = DB,
-    owner: Owner = None,
-    json: Json = False,
-) -> None:
-    """Find which requests contained a fact, in which form, and when and why it was dropped."""
-    *sessions, text = words
-    if len(sessions) > 1:
-        raise SettingsError(
-            f'give one session and one text: put quotes around the words, as in "{" ".join(words[1:])}"'
-        )
-    if not sessions:
-        pages = asyncio.run(load_facts(db, owner, text))
-        if json:
-            Screen().raw(json_text({"db": str(db), "sessions": [plain_fact(name, page) for name, page in pages]}))
-        else:
-            print_facts(Screen(), pages, text, db)
-        return
-    name, page = asyncio.run(load_fact(db, owner, sessions[0], text))
-    if json:
-        Screen().raw(json_text({"db": str(db), **plain_fact(name, page)}))
-    else:
-        print_fact(Screen(), name, page, db)
 
 
 @app.command("delete", epilog=example("sessions delete demo --yes"))

@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from pydantic_ai.messages import ModelMessage
 from rich.text import Text
 
 from context_compiler.cli.screen import Column, Piece, Screen, styled_text
 from context_compiler.cli.text import number, one_line, plural, safe, share
 from context_compiler.messages.display import SECTIONS, added_texts, role
-from context_compiler.messages.history import History, Reader, Reading, load_messages
+from context_compiler.messages.history import History, Reader, Reading
 from context_compiler.messages.items import Item, Kind
+from context_compiler.messages.recorded import read_bodies
 from context_compiler.tokens import as_counter
 
 if TYPE_CHECKING:
+    from pydantic_ai.messages import ModelMessage
+
     from context_compiler.compiler.view import Place
 
 TOKEN_COLUMNS = (Column("section"), Column("tokens", right=True, style="bold"), Column("share", right=True))
@@ -41,6 +43,11 @@ STYLES = {"system": "magenta", "user": "green", "assistant": "cyan", "tool": "ye
 def read_history(messages: Sequence[ModelMessage]) -> History:
     """Read messages, with their token counts and ids."""
     return Reader(as_counter(None)).read(messages)
+
+
+def read_recorded(bodies: Sequence[bytes]) -> History:
+    """Read recorded messages, with their token counts and ids."""
+    return Reader(as_counter(None)).read_recorded(read_bodies(bodies))
 
 
 def excerpt(one: Reading, width: int = 0) -> str:
@@ -96,7 +103,7 @@ def print_messages(screen: Screen, history: History, places: Sequence[Place] = (
 
 def print_history(screen: Screen, bodies: Sequence[bytes], *, raw: bool) -> None:
     """Print the messages of a raw history: a line of each, or all of it (`raw`)."""
-    history = read_history(load_messages(bodies))
+    history = read_recorded(bodies)
     screen.heading(f"Raw history: {plural(len(history), 'message')}, {number(history.tokens)} tokens")
     if raw:
         print_messages(screen, history)

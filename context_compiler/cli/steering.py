@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import number, one_line, plural
-from context_compiler.compiler.cycle import spans
 from context_compiler.compiler.steering import Pin
 from context_compiler.messages.rules import Rule
+from context_compiler.messages.spans import spans
 from context_compiler.middleware.manual import TOKENS, CompileResult
 from context_compiler.record.values import Drop, positions_of
 from context_compiler.tokens.prices import dollars

@@ -1,4 +1,4 @@
-"""`views why`, `views diff` and `views replay`: explain, compare and change recorded requests."""
+"""`views replay` and `views verdict`: recorded requests with other settings."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from context_compiler.cli.compile import ViewRequest
-from context_compiler.cli.diff import Comparison, compare, comparison_document, print_comparison, print_diff, unified
-from context_compiler.cli.facts import load_why, print_why
+from context_compiler.cli.diff import Comparison, compare, comparison_document, print_diff, unified
 from context_compiler.cli.inputs import check_model
 from context_compiler.cli.options import (
     DB,
@@ -44,65 +43,16 @@ from context_compiler.cli.templates import choose_template, parse_fidelity, reco
 from context_compiler.cli.text import first_word, json_text, number, plural, share
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError, StoreError
-from context_compiler.messages.history import History, Reader, load_messages, message_body
+from context_compiler.messages.bodies import load_messages, message_body
+from context_compiler.messages.history import Reader
 from context_compiler.middleware.again import compile_again, fixed_tokens
 from context_compiler.middleware.verdict import Verdict, recorded_verdict
 from context_compiler.paths import vault_of
 from context_compiler.record.values import Record
 from context_compiler.settings import Amount
-from context_compiler.template import TemplateLibrary
 from context_compiler.tokens import TokenCounter
 
-app = group("Explain, compare and replay recorded requests.")
-
-
-@app.command("why", epilog=example("views why 3 'my explicit yes'"))
-def why(
-    view: ViewId,
-    message: Annotated[
-        str | None,
-        typer.Argument(metavar="MESSAGE", help="`turn 3`, `m12`, or words from messages; default: all messages."),
-    ] = None,
-    vault: Vault = None,
-    system: System = SYSTEM,
-    db: Db = DB,
-    owner: Owner = None,
-    json: Json = False,
-) -> None:
-    """Show in which form a message or words are in a request, or why they are not and what would have kept them."""
-    answer = asyncio.run(load_why(db, owner, view, message, TemplateLibrary(vault=vault, system=system)))
-    screen = Screen()
-    if json:
-        session = answer.record.session_id
-        said = {"forms": answer.forms, "messages": answer.messages, "cuts": answer.cuts, "remedy": answer.remedy}
-        screen.raw(json_text({"view": view, "session": session, **said}))
-    else:
-        print_why(screen, answer)
-
-
-@app.command("diff", epilog=example("views diff 2 3"))
-def diff(
-    view: ViewId,
-    other: Annotated[int, typer.Argument(metavar="OTHER", help="Number of another view.")],
-    db: Db = DB,
-    owner: Owner = None,
-    json: Json = False,
-) -> None:
-    """Compare two views: show their common beginning and a diff."""
-    first, second = asyncio.run(_load_two(db, owner, view, other))
-    compared = compare(first, second, names=(f"view {view}", f"view {other}"))
-    screen = Screen()
-    if json:
-        screen.raw(json_text({"views": [view, other], **comparison_document(compared)}))
-    else:
-        print_comparison(screen, compared)
-
-
-async def _load_two(db: Place, owner: str | None, view: int, other: int) -> tuple[History, History]:
-    async with open_record(db, owner) as store:
-        records = [await find_view(store, number) for number in (view, other)]
-        first, second = [await recorded_messages(store, record, raw=False) for record in records]
-    return read_history(load_messages(first)), read_history(load_messages(second))
+app = group("Replay recorded requests.")
 
 
 @app.command("verdict", epilog=example("views verdict demo"))

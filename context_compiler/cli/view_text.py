@@ -7,10 +7,9 @@ from importlib import import_module
 from typing import Any, cast
 
 from context_compiler.cli.screen import Column, Screen
-from context_compiler.cli.show import TOKEN_COLUMNS, print_messages, read_history, token_rows
+from context_compiler.cli.show import TOKEN_COLUMNS, print_messages, read_recorded, token_rows
 from context_compiler.cli.text import first_word, number, plural, timestamp
 from context_compiler.cli.views import STATUSES
-from context_compiler.messages.history import load_messages
 from context_compiler.record.costs import compile_cost, request_cost
 from context_compiler.record.totals import IMPORTED
 from context_compiler.record.values import Record, Tool
@@ -41,7 +40,7 @@ def print_view(screen: Screen, record: Record, bodies: Sequence[bytes], *, raw: 
     raw = raw or record.status.startswith(IMPORTED)
     if not raw:
         _print_ledger(screen, record, every=every or not screen.rich)
-    history = read_history(load_messages(bodies))
+    history = read_recorded(bodies)
     what = "Raw history" if raw else "Messages as sent"
     screen.heading(f"{what}: {len(history)}, {number(history.tokens)} tokens")
     print_messages(screen, history)

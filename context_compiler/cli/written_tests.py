@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from context_compiler.cli.deferred import load_written
 from context_compiler.cli.options import (
     DB,
     Db,
@@ -24,7 +25,9 @@ from context_compiler.cli.options import (
 from context_compiler.cli.screen import Column, Screen, print_note
 from context_compiler.cli.text import json_text, one_line
 from context_compiler.record.values import Record, SessionInfo
-from context_compiler.testing.written import Claim, write_case, write_test
+
+if TYPE_CHECKING:  # writing a test needs the host
+    from context_compiler.testing.written import Claim
 
 app = group("Write tests from recorded sessions and requests.")
 
@@ -50,7 +53,7 @@ def test(
     async def write() -> tuple[SessionInfo, list[Claim]]:
         async with open_record(db, owner) as store:
             info = (await find_session(store, session))[0]
-        return info, await write_test(info.session_id, db, out, owner=info.owner, agent=agent)
+        return info, await load_written().write_test(info.session_id, db, out, owner=info.owner, agent=agent)
 
     info, claims = asyncio.run(write())
     if json:
@@ -81,7 +84,7 @@ def export(
     async def write() -> tuple[Record, list[Claim]]:
         async with open_record(db, owner) as store:
             record = await find_view(store, view)
-        return record, await write_case(view, texts or (), db, out, owner=record.owner, agent=agent)
+        return record, await load_written().write_case(view, texts or (), db, out, owner=record.owner, agent=agent)
 
     record, claims = asyncio.run(write())
     if json:

@@ -25,7 +25,7 @@ from context_compiler.compiler.cut_order import (
     truncate_large_parts,
     truncate_large_prompts,
 )
-from context_compiler.compiler.cycle import Cycle, positions, spans
+from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.identifiers import identifier_room
 from context_compiler.compiler.policy import Limits, Plan
 from context_compiler.compiler.quotes import cost, written_for
@@ -42,6 +42,7 @@ from context_compiler.compiler.view import Quote, summary_of
 from context_compiler.fidelity import Fidelity
 from context_compiler.messages.rules import rule_name
 from context_compiler.messages.shapes import WHOLE, Shape
+from context_compiler.messages.spans import positions, spans
 from context_compiler.messages.turns import is_prompt
 from context_compiler.record.values import Compile
 

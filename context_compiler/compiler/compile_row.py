@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from context_compiler.compiler.cut_order import Selection
-from context_compiler.compiler.cycle import spans
 from context_compiler.compiler.policy import Policy
 from context_compiler.compiler.specifics import Specific, lost_specifics, survival
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.errors import CompileError
 from context_compiler.messages.history import History
 from context_compiler.messages.items import parse_arguments
+from context_compiler.messages.spans import spans
 from context_compiler.record.values import Compile, now, with_null_reasons
 from context_compiler.resilience import in_time
 

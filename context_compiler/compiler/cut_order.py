@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from context_compiler.compiler import reasons
-from context_compiler.compiler.cycle import Cycle, spans
+from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.policy import LARGE, PROMPT, Limits, Policy
 from context_compiler.compiler.reasons import Reason
 from context_compiler.compiler.steering import NONE, Order, Steering, messages_kept_together
@@ -21,6 +21,7 @@ from context_compiler.messages.history import History, superseded_parts
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.rules import Rule
 from context_compiler.messages.shapes import WHOLE, Shape, largest, price
+from context_compiler.messages.spans import spans
 from context_compiler.messages.turns import Group, Outline, Turn, has_prompt, is_prompt
 from context_compiler.record.values import Drop
 from context_compiler.tokens import TokenCounter

@@ -9,7 +9,7 @@ hand without ids. `Blocks` are the texts recalled for the prompts of a turn, whi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import astuple, dataclass, fields, replace
 from types import NoneType
 from typing import Any
@@ -17,12 +17,9 @@ from typing import Any
 from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.shapes import WHOLE, Shape
+from context_compiler.messages.spans import Span, positions, spans
 from context_compiler.messages.turns import Pairing, paired_with
 from context_compiler.tokens import TokenCounter
-
-Span = tuple[int, int]
-"""Positions from `start` to before `stop`."""
-
 
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """Errors raised when stored text is damaged or was written by an incompatible version."""
@@ -162,22 +159,6 @@ def _runs(kept: Sequence[tuple[int, Shape]]) -> list[tuple[int, int, Shape]]:
         else:
             runs.append((index, index + 1, shape))
     return runs
-
-
-def spans(positions: Iterable[int]) -> tuple[Span, ...]:
-    """Group sorted positions into spans."""
-    groups: list[Span] = []
-    for index in positions:
-        if groups and groups[-1][1] == index:
-            groups[-1] = (groups[-1][0], index + 1)
-        else:
-            groups.append((index, index + 1))
-    return tuple(groups)
-
-
-def positions(given: Iterable[Span]) -> set[int]:
-    """Expand spans to positions, the inverse of `spans`."""
-    return {index for start, stop in given for index in range(start, stop)}
 
 
 def begins(history: History, decided: int, tip: str) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from itertools import groupby, pairwise
+from typing import TYPE_CHECKING
 
 from context_compiler.cache import Memo
-from context_compiler.compiler.nearest import HITS, Nearest
 from context_compiler.compiler.trace import Tracer, fate_of, is_covered_by_summary, request_of, session_of
 from context_compiler.messages.display import (
     BESIDE,
@@ -26,11 +27,17 @@ from context_compiler.record import browse
 from context_compiler.record.browse import Node, RequestTips, Row, SessionRow
 from context_compiler.record.database import Database
 
+if TYPE_CHECKING:
+    from context_compiler.compiler.nearest import Nearest
+
 ORDER = tuple(FORMS)
 """Forms, the fullest first. A set of forms is a bit mask in this order."""
 
 MENTIONS = 20
 """Maximum number of raw messages listed for a fact."""
+
+HITS = 400
+"""Number of newest matches of the text index that a search of the whole record reads for a word."""
 
 NEAR = 8
 """Maximum number of near messages that are listed."""
@@ -148,7 +155,7 @@ class FactSearch:
         sessions: dict[int, None] = {}
         seen: set[str] = set()
         exact = [node for node, _ in browse.matching_nodes(db, text, HITS)]
-        for node in exact or Nearest(db, text).nodes:
+        for node in exact or _nearest(db, text).nodes:
             root = browse.root_of(db, node)
             if root is not None and root not in seen:
                 seen.add(root)
@@ -194,9 +201,9 @@ class FactSearch:
     def _near(self, db: Database, info: SessionRow, tips: Sequence[RequestTips], fact: str) -> tuple[Mention, ...]:
         chain = self._raw_chain(db, info, tips)
         places = {node.id: position for position, node in enumerate(chain)}
-        nearest = Nearest(db, fact, places)
+        nearest = _nearest(db, fact, places)
         positions = [places[node] for node in nearest.nodes[:NEAR]]
-        _, readings = self.tracer.read_nodes(db, [chain[position] for position in positions])
+        readings = self.tracer.uncounted(db, [chain[position] for position in positions])
         return tuple(
             _mention(position, reading, nearest.sentence(searchable(reading)))
             for position, reading in zip(positions, readings, strict=True)
@@ -239,7 +246,7 @@ class FactSearch:
             for content, body in zip(written, browse.bodies(db, written), strict=True)
             if all(word in body.lower() for word in words)
         ]
-        _, readings = self.tracer.read_nodes(db, [Node("", content) for content in holding])
+        readings = self.tracer.uncounted(db, [Node("", content) for content in holding])
         for content, reading in zip(holding, readings, strict=True):
             if mask := sum(_bit(form) for form in set(_forms_in(reading, folded))):
                 masks[content] = mask
@@ -261,7 +268,7 @@ class FactSearch:
     ) -> tuple[list[Mention], int]:
         chain = self._raw_chain(db, info, tips)
         places = [position for position, node in enumerate(chain) if node.content in contents]
-        _, readings = self.tracer.read_nodes(db, [chain[position] for position in places[:MENTIONS]])
+        readings = self.tracer.uncounted(db, [chain[position] for position in places[:MENTIONS]])
         mentions = [_mention(position, reading, fact) for position, reading in zip(places, readings, strict=False)]
         return mentions, len(places)
 
@@ -307,6 +314,10 @@ class FactSearch:
         gone = [fate for fate in (fate_of(sent, position) for position in there) if fate.reason]
         told = any(is_covered_by_summary(sent, position) for position in there)
         return (gone[0].reason, gone[0].step.number if gone[0].step else 0, told) if gone else ("", 0, told)
+
+
+def _nearest(db: Database, text: str, among: Container[str] | None = None) -> Nearest:
+    return import_module("context_compiler.compiler.nearest").Nearest(db, text, among)
 
 
 def _instructions(chains: Chains, tip: RequestTips) -> str | None:

@@ -9,19 +9,16 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
-from pydantic_ai.messages import ModelRequest, UserPromptPart
-
+from context_compiler.compiler.facts import HITS
 from context_compiler.messages.history import Reader
 from context_compiler.messages.prompts import sentence_ends
+from context_compiler.messages.recorded import RecordedMessage
 from context_compiler.recall import Index, Question
 from context_compiler.recall.terms import beginnings, passage_terms
 from context_compiler.recall.unknown import spelt
 from context_compiler.record import browse
 from context_compiler.record.database import Database
 from context_compiler.tokens import as_counter
-
-HITS = 400
-"""Number of newest matches of the text index that a search of the whole record reads for a word."""
 
 MOST_OF_IT = 0.5
 """Minimum fraction of the words that a near message contains."""
@@ -38,8 +35,7 @@ class Nearest:
         question = Question.of(text)
         find = partial(_starting, db, among)
         found = _candidates(find, [term for term in sorted(question.terms) if not term.startswith("=")])
-        messages = (ModelRequest(parts=[UserPromptPart(content=body)]) for body in found.values())
-        index = Index.of(Reader(as_counter(len)).read([*messages]))
+        index = Index.of(Reader(as_counter(len)).read_recorded([*map(RecordedMessage.of_prompt, found.values())]))
         self._terms = spelt(question, index, len(index)).terms
         held = {node: self._held(body) for node, body in found.items()}
         most = max(held.values(), default=0)

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic_ai.messages import ModelMessage
-
 from context_compiler.compiler.reasons import CARRIED_FOR_HOST, CURRENT_TURN, KEPT_TURN, WRITTEN, StepInfo
 from context_compiler.messages.display import CARRIED, SHORTENED
 from context_compiler.messages.items import mark_of, separate_parts, user_content
+from context_compiler.messages.recorded import RecordedMessage
 from context_compiler.record.values import Drop, positions_of
 
 
@@ -101,7 +100,7 @@ def gaps(aligned: Sequence[int | None], length: int) -> dict[int, range]:
     return ranges
 
 
-def is_written(message: ModelMessage) -> bool:
+def is_written(message: RecordedMessage) -> bool:
     """True if a message was written for a view, apart from system text."""
     if message.kind == "response":
         return mark_of(message) is not None
@@ -109,13 +108,13 @@ def is_written(message: ModelMessage) -> bool:
     return any(ours for ours, _ in marks) and all(ours or kind == "system-prompt" for ours, kind in marks)
 
 
-def has_block(message: ModelMessage) -> bool:
+def has_block(message: RecordedMessage) -> bool:
     """True if we wrote some but not all parts of a message."""
     marks = [_is_ours(part) for part in separate_parts(message)]
     return any(marks) and not all(marks)
 
 
-def says_as_much(sent: ModelMessage, raw: ModelMessage) -> bool:
+def says_as_much(sent: RecordedMessage, raw: RecordedMessage) -> bool:
     """True if the parts of a message other than ours equal those of the raw message."""
     theirs = [part for part in separate_parts(sent) if not _is_ours(part)]
     return [_content(part) for part in theirs] == [_content(part) for part in raw.parts]
@@ -134,7 +133,7 @@ def _first(part: Any) -> object:
     return next(iter(user_content(content)), None) if content else None
 
 
-def same_origin(sent: ModelMessage, raw: ModelMessage) -> bool:
+def same_origin(sent: RecordedMessage, raw: RecordedMessage) -> bool:
     """True if `sent` may be a smaller form of `raw`, with the same kind, timestamps and call ids."""
     if sent.kind != raw.kind:
         return False

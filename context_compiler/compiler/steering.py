@@ -7,7 +7,6 @@ again, so that an undone compile does not come back by itself.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,16 +14,13 @@ from typing import Any
 from context_compiler.compiler.cycle import Cycle, well_typed
 from context_compiler.messages.history import History
 from context_compiler.messages.rules import Rule, rule_name
-from context_compiler.messages.turns import Outline
+from context_compiler.messages.turns import REFERENCE, Outline
 from context_compiler.record.values import COMPILE, DISMISS, PIN, UNDO, UNPIN, Action, mapping_of
 from context_compiler.resilience import attempt
 
 PINS, HELD = 4, 2
 """Divisors of the room: maximum size of what may be pinned, and maximum size of the pinned messages that stay if a
 later request has less room."""
-
-REFERENCE = re.compile(r"(?i)(turn|message|t|m)? ?#?(\d{1,9})")
-"""Reference to a message by its turn or its number."""
 
 MARK = "~"
 """Separator between a configuration and its generation."""

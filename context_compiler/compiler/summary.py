@@ -18,13 +18,13 @@ from typing import TypeVar
 from pydantic_ai.models import Model
 
 from context_compiler.compiler.cut_order import Selection
-from context_compiler.compiler.cycle import spans
 from context_compiler.errors import CompileError
 from context_compiler.messages.failures import reflection_section
 from context_compiler.messages.fences import fence, neutralize
 from context_compiler.messages.history import History
 from context_compiler.messages.items import Item, Kind
 from context_compiler.messages.shapes import truncate
+from context_compiler.messages.spans import spans
 from context_compiler.messages.tool_lines import call_line, outcome_line
 from context_compiler.recall import changes_of
 from context_compiler.recall.changes import corrections, with_changes

@@ -6,10 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from pydantic_ai.messages import ModelMessage, ModelRequest
-
 from context_compiler.cache import Memo
-from context_compiler.compiler.cycle import Span, positions, spans
 from context_compiler.compiler.echoes import Echo, Sayings, echoes, own_text, sayings, written_texts
 from context_compiler.compiler.origins import (
     Cause,
@@ -38,8 +35,10 @@ from context_compiler.messages.display import (
     VERBATIM,
     is_note,
 )
-from context_compiler.messages.history import Reader, Reading, load_messages, reader_of
+from context_compiler.messages.history import Reader, Reading, reader_of
 from context_compiler.messages.items import plain_text
+from context_compiler.messages.recorded import RecordedMessage, read_bodies
+from context_compiler.messages.spans import Span, positions, spans
 from context_compiler.record import browse, queries
 from context_compiler.record.browse import Node, RequestRow, RequestTips, SessionRow
 from context_compiler.record.database import Database
@@ -171,7 +170,7 @@ class Tracer:
             self._links.keep(session, nodes)
         return nodes
 
-    def read_nodes(self, db: Database, nodes: Sequence[Node]) -> tuple[list[ModelMessage], list[Reading]]:
+    def read_nodes(self, db: Database, nodes: Sequence[Node]) -> tuple[list[RecordedMessage], list[Reading]]:
         """Read messages of a chain, with their readings."""
         return self._read(db, nodes, self._reader)
 
@@ -196,7 +195,7 @@ class Tracer:
         ]
         summaries = [(len(text), index) for form, index, text in written if form == SUMMARY]
         summary = max(summaries)[1] if summaries else None
-        instructions = (message.instructions for message in messages[-1:] if isinstance(message, ModelRequest))
+        instructions = (message.instructions for message in messages[-1:] if message.kind == "request")
         beside = [text for text in instructions if text]
         for tool in queries.tools(db, row.id) or ():
             beside.append(f"{tool.name}\n{tool.description or ''}\n{plain_text(tool.parameters)}")
@@ -235,9 +234,9 @@ class Tracer:
         """Readings of messages without token counts."""
         return self._read(db, nodes, self._uncounted)[1]
 
-    def _read(self, db: Database, nodes: Sequence[Node], reader: Reader) -> tuple[list[ModelMessage], list[Reading]]:
-        messages = load_messages(browse.message_bodies(db, nodes)) if nodes else []
-        return messages, [reader.one(message) for message in messages]
+    def _read(self, db: Database, nodes: Sequence[Node], reader: Reader) -> tuple[list[RecordedMessage], list[Reading]]:
+        messages = read_bodies(browse.message_bodies(db, nodes)) if nodes else []
+        return messages, [reader.one_recorded(message) for message in messages]
 
     def _align(self, db: Database, row: RequestRow, record: Record) -> Sent:
         raw, view = self.chain(db, row.raw_tip, row.session), self.chain(db, row.view_tip, row.session)
@@ -248,7 +247,7 @@ class Tracer:
             causes([(row.id, browse.listed_drops(record.ledger)), *browse.decisions(db, row, DECISIONS)]) if raw else {}
         )
         between = gaps(origin, len(raw))
-        messages, readings = self.read_nodes(db, [view[index] for index in open_places])
+        messages, readings = self._read(db, [view[index] for index in open_places], self._uncounted)
         noted = any(is_note(item) for reading in readings for item in reading.items)
         taken = {position for position in origin if position is not None}
         for index, message, reading in zip(open_places, messages, readings, strict=True):
@@ -260,9 +259,8 @@ class Tracer:
             bare = all(item.stays for item in reading.items)
             form[index] = CARRIED if bare else SHORTENED
             if has_block(message) and (position := origin[index]) is not None:
-                form[index] = (
-                    RECALLED if says_as_much(message, self.read_nodes(db, [raw[position]])[0][0]) else SHORTENED
-                )
+                original = self._read(db, [raw[position]], self._uncounted)[0][0]
+                form[index] = RECALLED if says_as_much(message, original) else SHORTENED
         return Sent(
             raw=raw,
             view=view,
@@ -276,7 +274,7 @@ class Tracer:
     def _origin(
         self,
         db: Database,
-        message: ModelMessage,
+        message: RecordedMessage,
         raw: Sequence[Node],
         between: range,
         taken: set[int],
@@ -288,7 +286,7 @@ class Tracer:
             position for position in why if position not in taken and position not in between and position < len(raw)
         )
         near = [*dict.fromkeys([*(position for position in free if position in why), *reversed(free), *carried])][:NEAR]
-        messages = load_messages(browse.message_bodies(db, [raw[position] for position in near])) if near else []
+        messages = read_bodies(browse.message_bodies(db, [raw[position] for position in near])) if near else []
         possible = [
             (position, candidate)
             for position, candidate in zip(near, messages, strict=True)
@@ -299,14 +297,14 @@ class Tracer:
         words = self._vocabulary(message)
         return max(possible, key=lambda pair: len(words & self._vocabulary(pair[1])))[0]
 
-    def _vocabulary(self, message: ModelMessage) -> set[str]:
-        return {word for item in self._uncounted.one(message).items for word in own_text(item).split()}
+    def _vocabulary(self, message: RecordedMessage) -> set[str]:
+        return {word for item in self._uncounted.one_recorded(message).items for word in own_text(item).split()}
 
     def _active(self, db: Database, raw: Sequence[Node]) -> int:
         """Raw position of the last user prompt."""
         for stop in range(len(raw), 0, -BLOCK):
             start = max(0, stop - BLOCK)
-            _, readings = self.read_nodes(db, raw[start:stop])
+            readings = self.uncounted(db, raw[start:stop])
             asked = [start + offset for offset, reading in enumerate(readings) if reading.has_prompt]
             if asked:
                 return asked[-1]

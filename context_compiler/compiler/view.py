@@ -59,14 +59,13 @@ from context_compiler.messages.display import (
     ShownMessage,
     added_texts,
     bars,
-    document,
-    fragment,
     role,
     show_parts,
     time_of,
 )
 from context_compiler.messages.fences import SUMMARY_PREFIX
 from context_compiler.messages.history import History, Reader, reader_of
+from context_compiler.messages.html import document, fragment
 from context_compiler.messages.items import MARK, Kind, mark_of, user_content
 from context_compiler.messages.shapes import WHOLE, Shape, apply_shape, price
 from context_compiler.messages.turns import pair

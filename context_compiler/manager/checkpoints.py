@@ -18,7 +18,8 @@ from context_compiler.manager.memory import AUTHOR, MemoryRepository, MemorySyst
 from context_compiler.manager.results import Score
 from context_compiler.manager.session import Session, SessionTurn, restore_session, session_facts
 from context_compiler.manager.summary import SummaryRow
-from context_compiler.messages.history import Reader, message_body, searchable
+from context_compiler.messages.bodies import message_body
+from context_compiler.messages.history import Reader, searchable
 from context_compiler.resilience import await_within
 
 T = TypeVar("T")

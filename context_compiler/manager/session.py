@@ -30,8 +30,9 @@ from context_compiler.compiler.view import (
 from context_compiler.errors import ContextMemoryError
 from context_compiler.manager.memory import Saved
 from context_compiler.manager.results import SCORED, GroundedContext, Match, Memory, Score
+from context_compiler.messages.bodies import load_messages, message_body
 from context_compiler.messages.fences import QUOTED_TITLE, fence, neutralize
-from context_compiler.messages.history import Reader, load_messages, message_body
+from context_compiler.messages.history import Reader
 from context_compiler.messages.turns import pair
 from context_compiler.middleware.arguments import SHIPPED, Arguments
 from context_compiler.settings import Settings

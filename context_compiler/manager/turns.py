@@ -31,7 +31,8 @@ from context_compiler.manager.session import (
     with_turn,
 )
 from context_compiler.manager.summary import LLM, Summary, SummaryRow, summarize_turns, summary_row
-from context_compiler.messages.history import History, Reader, message_body
+from context_compiler.messages.bodies import message_body
+from context_compiler.messages.history import History, Reader
 from context_compiler.middleware.reports import log_text
 from context_compiler.recall import pending_question
 from context_compiler.resilience import Breaker, attempt, try_await

@@ -1,18 +1,11 @@
-"""HTML display of messages, for the web pages, for notebooks and for standalone files.
-
-All markup is in `data/html/messages.html`, which escapes every text. All colors are in `data/html/messages.css`.
-"""
+"""Display of messages: their roles, the forms in which a view has a text, and the parts of a message to show."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.resources import files
-from typing import TYPE_CHECKING, Any
-
-from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoescape
+from typing import TYPE_CHECKING
 
 from context_compiler.messages.fences import LAYERS_TITLE, OTHERS_TITLE, QUOTED_TITLE, RECALLED_TITLE, RULES_TITLE
 from context_compiler.messages.printable import safe
@@ -22,6 +15,7 @@ if TYPE_CHECKING:  # importing Pydantic AI is slow, and reading the record does 
 
     from context_compiler.messages.history import Reading
     from context_compiler.messages.items import Item
+    from context_compiler.messages.recorded import RecordedMessage
 
 SUMMARY, QUOTED, RECALLED, LAYERS = "summary", "quoted", "recalled", "layers"
 RULE, OUTLINE, IDENTIFIER = "rule", "outline", "identifier"
@@ -157,7 +151,7 @@ def is_note(item: Item) -> bool:
     return item.mark is not None and not item.text.startswith(_ADDED)
 
 
-def time_of(message: ModelMessage) -> str:
+def time_of(message: ModelMessage | RecordedMessage) -> str:
     """Time of a message in UTC, to the second; empty if it has none or comes from an undated transcript."""
     stamps = (getattr(part, "timestamp", None) for part in message.parts)
     when = getattr(message, "timestamp", None) or next(filter(None, stamps), None)
@@ -268,36 +262,3 @@ def _section_form(section: str) -> str:
         "messages": VERBATIM,
     }
     return forms.get(section, CARRIED)
-
-
-def asset(name: str) -> str:
-    """Text of a template or style sheet in `data/html`."""
-    return files("context_compiler").joinpath(f"data/html/{name}").read_text(encoding="utf-8")
-
-
-@cache
-def environment() -> Environment:
-    """Jinja environment for the display templates; it escapes every value."""
-    jinja = Environment(
-        loader=FunctionLoader(asset),
-        autoescape=select_autoescape(default=True, default_for_string=True),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    jinja.filters["number"] = lambda value: f"{value:,.0f}"
-    return jinja
-
-
-def fragment(title: str, facts: Sequence[tuple[str, str]], messages: Sequence[ShownMessage], bar: Sequence[Bar]) -> str:
-    """Render messages and their budget bar as an HTML fragment that includes its style sheet."""
-    return _render("fragment.html", title=title, facts=facts, messages=messages, bar=bar)
-
-
-def document(title: str, facts: Sequence[tuple[str, str]], messages: Sequence[ShownMessage], bar: Sequence[Bar]) -> str:
-    """Render messages and their budget bar as a self-contained HTML document."""
-    return _render("document.html", title=title, facts=facts, messages=messages, bar=bar)
-
-
-def _render(name: str, **values: Any) -> str:
-    return environment().get_template(name).render(style=asset("messages.css"), forms=FORMS, **values)

@@ -1,31 +1,22 @@
 """Read message histories: each message into its items, its token count and its content-based id.
 
 Only new messages cost time: a known message object is found by its identity, a deserialised copy by its content.
-The module also defines the canonical JSON of a message, which is what the record stores.
 """
 
 from __future__ import annotations
 
-import json
 import operator
-import re
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
-from copy import copy
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import reduce
-from itertools import accumulate, chain, compress, count, islice
-from typing import Any, cast
-
-from pydantic import BaseModel
-from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest
-from pydantic_core import PydanticSerializationError
+from functools import cache, reduce
+from importlib import import_module
+from itertools import accumulate, compress, count, islice
+from typing import TYPE_CHECKING, Any, cast
 
 from context_compiler.cache import Memo
-from context_compiler.errors import StoreError
 from context_compiler.ids import (
     Columns,
     Split,
@@ -38,11 +29,14 @@ from context_compiler.ids import (
     objects_of,
     view_message_id,
 )
-from context_compiler.messages.deep import load_deep
-from context_compiler.messages.items import Item, Kind, read_items, separate_parts, type_label
+from context_compiler.messages.items import Item, Kind, read_items, separate_parts
+from context_compiler.messages.recorded import RecordedMessage
 from context_compiler.tokens import TokenCounter, as_counter
 
-__all__ = ["PROMPT", "History", "Reader", "Reading", "day", "load_messages", "message_body", "reader_of", "searchable"]
+if TYPE_CHECKING:  # importing Pydantic AI is slow, and reading the record does not need it
+    from pydantic_ai.messages import ModelMessage, ModelRequest
+
+__all__ = ["PROMPT", "History", "Reader", "Reading", "day", "reader_of", "searchable"]
 
 MAX_CACHED_CHARACTERS = 50_000_000
 """Maximum characters of text in the readings that are cached by content."""
@@ -197,7 +191,7 @@ class History:
 
     def body(self, index: int) -> bytes:
         """The canonical JSON of message `index`."""
-        return message_body(self.messages[index])
+        return body_of(self.messages[index])
 
     def text(self, index: int) -> str:
         """The searchable text of message `index`."""
@@ -292,6 +286,14 @@ class Reader:
         self._recent.append((history, objects))
         return history
 
+    def read_recorded(self, messages: Sequence[RecordedMessage]) -> History:
+        """Read recorded messages like the host's."""
+        return self.read(cast("Sequence[ModelMessage]", messages))
+
+    def one_recorded(self, message: RecordedMessage) -> Reading:
+        """Read one recorded message like the host's."""
+        return self.one(cast("ModelMessage", message))
+
     def _unchanged_prefix(self, last: History | None, messages: Sequence[ModelMessage]) -> int:
         """Number of leading messages that are the same objects as in `last`; its last two must also be unedited."""
         if last is None:
@@ -363,9 +365,19 @@ class Reader:
         return copy
 
     def _by_content(self, message: ModelMessage) -> Reading:
-        body = message_body(message)
+        body = body_of(message)
         name = blob_id(body)
         return self._known.get_or_make(name, lambda: _read_message(message, body, self.counter))
+
+
+def body_of(message: ModelMessage) -> bytes:
+    """Canonical JSON of a message; of a recorded one, as it is recorded."""
+    return message.body if isinstance(message, RecordedMessage) else _serializer()(message)
+
+
+@cache
+def _serializer() -> Callable[[ModelMessage], bytes]:
+    return import_module("context_compiler.messages.bodies").message_body
 
 
 def _weight(reading: Reading) -> int:
@@ -398,7 +410,7 @@ def common_prefix(former: Sequence[object], other: Sequence[object]) -> int:
 
 def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> Reading:
     items = read_items(message, counter)
-    request = isinstance(message, ModelRequest)
+    request = message.kind == "request"
     facts = identity_facts(body)
     functions = [item for item in items if item.call_id is not None and not item.native]
     answers = tuple(str(item.call_id) for item in functions if item.kind is Kind.RETURN)
@@ -452,114 +464,6 @@ def _day_of(message: ModelMessage) -> str:
 def day(when: object) -> str:
     """Format a time as YYYY-MM-DD; empty for no time and for the placeholder of undated transcripts."""
     return when.date().isoformat() if isinstance(when, datetime) and when.year > 1970 else ""
-
-
-_SURROGATES = re.compile("[\ud800-\udfff]")
-_LONG_NUMBER = 4_301
-"""Number of digits from which on JSON parsers reject an integer."""
-_DIGITS = re.compile(rb"\d*")
-_STRING_OR_NUMBER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*(?:"|\\?\Z)|(-?\d{4301,}+)')
-"""A complete string, matched so that digits in it are skipped, or an integer too long for JSON parsers."""
-
-
-NESTING = ("content", "args", "metadata")
-"""Attributes of parts that contain values of applications and models."""
-
-DEEPEST = 251
-"""Maximum nesting of lists and objects in a part. Pydantic cannot serialize deeper values, and some of its versions
-retry every type at every level: 300 levels take them hours."""
-
-
-def message_body(message: ModelMessage) -> bytes:
-    """Serialize one message to canonical JSON.
-
-    A lone surrogate, which cannot be encoded, becomes a replacement character. An integer of more than 4,300 digits,
-    which JSON parsers reject, becomes a string.
-
-    Raises:
-        PydanticSerializationError: The message is nested too deeply.
-    """
-    if _is_too_deep(message):
-        raise PydanticSerializationError(f"nested more than {DEEPEST} levels deep, which cannot be serialized")
-    try:
-        body = ModelMessagesTypeAdapter.dump_json([message], warnings=False, fallback=type_label)[1:-1]
-    except PydanticSerializationError:
-        valid = _replace_surrogates(message)
-        plain = ModelMessagesTypeAdapter.dump_python([valid], mode="json", warnings=False, fallback=type_label)
-        text = json.dumps(plain[0], ensure_ascii=False, separators=(",", ":"))
-        body = _SURROGATES.sub("\ufffd", text).encode()
-    return _STRING_OR_NUMBER.sub(_quote_number, body) if _has_long_number(body) else body
-
-
-def _is_too_deep(message: ModelMessage) -> bool:
-    level: list[Any] = [getattr(part, name, None) for part in message.parts for name in NESTING]
-    for _ in range(DEEPEST + 1):
-        # By id: a list may occur twice.
-        inner = {id(value): children for value in level if (children := _children(value))}
-        if not inner:
-            return False
-        level = list(chain.from_iterable(inner.values()))
-    return True
-
-
-def _children(value: object) -> Collection[Any]:
-    """Values directly inside a container or an object; empty for other values."""
-    if isinstance(value, dict):
-        return cast("dict[Any, Any]", value).values()
-    if isinstance(value, (list, tuple)):
-        return cast("Collection[Any]", value)
-    if isinstance(value, BaseModel):
-        return vars(value).values()
-    if is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, field.name, None) for field in fields(value)]
-    return ()
-
-
-def _replace_surrogates(value: Any) -> Any:
-    """Copy a value with every lone surrogate in its texts, keys and attributes replaced."""
-    if isinstance(value, str):
-        return _SURROGATES.sub("\ufffd", value)
-    if isinstance(value, dict):
-        pairs = cast(dict[Any, Any], value).items()
-        return {_replace_surrogates(key): _replace_surrogates(inner) for key, inner in pairs}
-    if isinstance(value, list):
-        return [_replace_surrogates(inner) for inner in cast(list[Any], value)]
-    if not is_dataclass(value):
-        return value
-    other = copy(value)
-    for each in fields(value):
-        if hasattr(value, each.name):
-            object.__setattr__(other, each.name, _replace_surrogates(getattr(value, each.name)))
-    return other
-
-
-def _has_long_number(body: bytes) -> bool:
-    """True if there are `_LONG_NUMBER` digits in a row. Any such run covers one of the bytes that are checked."""
-    for start in range(0, len(body), _LONG_NUMBER):
-        if 48 <= body[start] <= 57:  # a digit
-            before = body[max(0, start - _LONG_NUMBER) : start]
-            after = _DIGITS.match(body, start, start + _LONG_NUMBER)
-            if len(before) - len(before.rstrip(b"0123456789")) + (after.end() - start if after else 0) >= _LONG_NUMBER:
-                return True
-    return False
-
-
-def _quote_number(match: re.Match[bytes]) -> bytes:
-    return b'"%s"' % match[1] if match[1] else match[0]
-
-
-def load_messages(bodies: Sequence[bytes]) -> list[ModelMessage]:
-    """Parse messages from their canonical JSON.
-
-    Raises:
-        StoreError: The JSON is damaged.
-    """
-    try:
-        with suppress(ValueError):
-            return ModelMessagesTypeAdapter.validate_json(b"[" + b",".join(bodies) + b"]")
-        return load_deep(bodies)
-    except (ValueError, RecursionError) as error:
-        raise StoreError("a recorded message cannot be read; verify the record") from error
 
 
 def superseded_parts(history: History) -> dict[int, frozenset[int]]:

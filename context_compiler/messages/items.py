@@ -11,12 +11,15 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from pydantic_ai.messages import ModelMessage
 from pydantic_core import to_json
 
+from context_compiler.messages.recorded import Fields, RecordedMessage
 from context_compiler.tokens import TokenCounter, character_boundary, media_tokens
+
+if TYPE_CHECKING:  # importing Pydantic AI is slow, and reading the record does not need it
+    from pydantic_ai.messages import ModelMessage
 
 MARK = "context_compiler"
 """Metadata key of parts that this package wrote. Users cannot set it through text."""
@@ -112,7 +115,7 @@ def read_items(message: ModelMessage, counter: TokenCounter) -> tuple[Item, ...]
     return items if mark is None else tuple(replace(item, mark=mark) for item in items)
 
 
-def separate_parts(message: ModelMessage) -> Sequence[Any]:
+def separate_parts(message: ModelMessage | RecordedMessage) -> Sequence[Any]:
     """Parts of a message, each text of ours that is joined with a prompt as a part of its own."""
     if not any(map(_is_joined, message.parts)):
         return message.parts
@@ -132,10 +135,14 @@ def _separate(part: Any) -> Iterator[Any]:
     while pieces and mark_of(pieces[0]) is not None:
         # A cache point belongs to the text before it.
         stop = 2 if getattr(pieces[1] if len(pieces) > 1 else None, "kind", None) == "cache-point" else 1
-        yield replace(part, content=pieces[:stop])
+        yield _with_content(part, pieces[:stop])
         pieces = pieces[stop:]
     if pieces:
-        yield replace(part, content=pieces[0] if len(pieces) == 1 and isinstance(pieces[0], str) else pieces)
+        yield _with_content(part, pieces[0] if len(pieces) == 1 and isinstance(pieces[0], str) else pieces)
+
+
+def _with_content(part: Any, content: object) -> Any:
+    return Fields(part, content=content) if isinstance(part, Fields) else replace(part, content=content)
 
 
 def read_part(part: Any, counter: TokenCounter) -> Item:

@@ -7,6 +7,7 @@ the messages between them do not all become one group.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,9 @@ from context_compiler.messages.items import Kind
 
 OUTPUT = "final_result"
 """Prefix of the names of tools through which a run returns its output."""
+
+REFERENCE = re.compile(r"(?i)(turn|message|t|m)? ?#?(\d{1,9})")
+"""Reference to a message by its turn or its number."""
 
 NEAR = 8
 """Maximum messages to search for a run id; hosts stamp nearly every message."""

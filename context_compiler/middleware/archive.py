@@ -18,7 +18,8 @@ from context_compiler.cache import Memo
 from context_compiler.compiler.cycle import Blocks, Cycle
 from context_compiler.compiler.steering import MARK, Steering, steering_of
 from context_compiler.errors import StoreError
-from context_compiler.messages.history import PROMPT, History, Reader, load_messages
+from context_compiler.messages.bodies import load_messages
+from context_compiler.messages.history import PROMPT, History, Reader
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.others import other_mentions
 from context_compiler.middleware.request import named_scope

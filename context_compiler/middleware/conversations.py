@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from context_compiler.errors import SettingsError
-from context_compiler.messages.history import load_messages, message_body, reader_of, searchable
+from context_compiler.messages.bodies import load_messages, message_body
+from context_compiler.messages.history import reader_of, searchable
 from context_compiler.record import conversations, removal
 from context_compiler.record.conversations import LogEntry, StoredConversation
 from context_compiler.record.store import DEFAULT_PATH, SQLStore, Store, open_store

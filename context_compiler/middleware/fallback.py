@@ -23,6 +23,7 @@ from context_compiler.compiler.view import View, token_breakdown
 from context_compiler.errors import ContextCompilerError
 from context_compiler.messages.history import History
 from context_compiler.messages.rules import Found, find_rules
+from context_compiler.middleware.last_exchange import last_exchange
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.respond import (
     add_recall,
@@ -36,7 +37,7 @@ from context_compiler.middleware.respond import (
 from context_compiler.middleware.rule_check import lost_drops
 from context_compiler.middleware.state import EMPTY, CompilerState, RequestContext, Result, Run, read_request
 from context_compiler.record.values import Drop, by_reason
-from context_compiler.resilience import attempt, last_exchange, try_await
+from context_compiler.resilience import attempt, try_await
 
 Read = Callable[[], RequestContext]
 """Reads the request; this may fail too."""

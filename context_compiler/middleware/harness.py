@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.errors import SettingsError, StoreError
-from context_compiler.messages.history import load_messages, reader_of
+from context_compiler.messages.bodies import load_messages
+from context_compiler.messages.history import reader_of
 from context_compiler.messages.items import plain_text, user_content
 from context_compiler.record.store import Store, Tenants, open_store
 from context_compiler.record.values import SessionInfo

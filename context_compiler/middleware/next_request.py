@@ -12,12 +12,13 @@ from pydantic_ai.models import Model
 
 from context_compiler.compiler.advance import Advance, Ask, with_steering
 from context_compiler.compiler.cycle import Cycle, restore_late_calls, valid_cycle
-from context_compiler.compiler.steering import REFERENCE, CycleHistory, Order, steering_of
+from context_compiler.compiler.steering import CycleHistory, Order, steering_of
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, latest_input
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.messages.fences import clip, one_line
 from context_compiler.messages.history import History
 from context_compiler.messages.rules import rule_sentences
+from context_compiler.messages.turns import REFERENCE
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.request import Host, Request, named_scope

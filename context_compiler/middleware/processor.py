@@ -20,7 +20,7 @@ from pydantic_ai.settings import ModelSettings
 from context_compiler.cache import Memo
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import LEFT_OUT, View, find_mark, with_opening_text
-from context_compiler.messages.history import load_messages
+from context_compiler.messages.bodies import load_messages
 from context_compiler.messages.items import MARK, mark_of, user_content
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.middleware import Middleware

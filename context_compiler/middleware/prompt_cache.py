@@ -18,7 +18,8 @@ from typing import cast
 from pydantic_ai.messages import CompactionPart, ModelMessage, ModelResponse
 
 from context_compiler.cache import Memo
-from context_compiler.messages.history import Reader, load_messages
+from context_compiler.messages.bodies import load_messages
+from context_compiler.messages.history import Reader
 from context_compiler.messages.items import CONTROL_KINDS, LOADS
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.request import Request

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
+from importlib import import_module
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from context_compiler.errors import SettingsError
-from context_compiler.messages.display import bars, fragment
+from context_compiler.messages.display import bars
 
 
 class Chain(Protocol):
@@ -202,6 +203,7 @@ class Record:
         ]
         title = f"{self.session_id}: {self.tokens_raw:,} → {self.tokens_sent:,} tokens"
         sections = cast("Mapping[str, int]", self.ledger.get("tokens", {}))
+        fragment: Callable[..., str] = import_module("context_compiler.messages.html").fragment
         return fragment(title, [fact for fact in facts if fact[1]], (), bars(sections, self.budget or 0))
 
 

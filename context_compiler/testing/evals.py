@@ -13,7 +13,7 @@ from pydantic_evals import Case, Dataset
 from pydantic_evals.evaluators import EvaluationReason, Evaluator, EvaluatorContext
 
 from context_compiler.errors import SettingsError
-from context_compiler.messages.history import load_messages, message_body
+from context_compiler.messages.bodies import load_messages, message_body
 from context_compiler.resilience import attempt
 from context_compiler.testing.conversation import ContextFailure, Conversation
 from context_compiler.testing.recording import Recording

@@ -13,7 +13,7 @@ from typing import Any, cast
 from pydantic_ai.messages import ModelMessage, ModelResponse
 
 from context_compiler.errors import ContextCompilerError, StoreError
-from context_compiler.messages.history import load_messages, message_body
+from context_compiler.messages.bodies import load_messages, message_body
 from context_compiler.messages.importers import read_transcripts
 from context_compiler.middleware.again import fixed_tokens
 from context_compiler.record import browse

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from context_compiler.messages.display import (
-    SHORTENED,
-    SUMMARY,
-    VERBATIM,
-    ShownMessage,
-    document,
-    role,
-    show_parts,
-    time_of,
-)
+from context_compiler.messages.display import SHORTENED, SUMMARY, VERBATIM, ShownMessage, role, show_parts, time_of
+from context_compiler.messages.html import document
 from context_compiler.testing.conversation import ContextFailure
 from context_compiler.testing.request import READER, form_of
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from context_compiler.errors import SettingsError
 from context_compiler.lazy import require_extra
-from context_compiler.messages.history import History, load_messages
+from context_compiler.messages.bodies import load_messages
+from context_compiler.messages.history import History
 from context_compiler.messages.items import Kind
 from context_compiler.messages.prompts import asks
 from context_compiler.messages.rules import rule_sentences

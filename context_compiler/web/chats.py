@@ -26,7 +26,8 @@ from context_compiler.chat.session import ChatSession, Reply
 from context_compiler.compiler.steering import Pin
 from context_compiler.compiler.view import View
 from context_compiler.errors import ContextCompilerError, SettingsError
-from context_compiler.messages.history import load_messages, reader_of
+from context_compiler.messages.bodies import load_messages
+from context_compiler.messages.history import reader_of
 from context_compiler.messages.printable import safe
 from context_compiler.messages.rules import Rule
 from context_compiler.middleware.manual import CompileResult

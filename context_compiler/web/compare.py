@@ -17,8 +17,9 @@ from context_compiler.compiler.view import View, message_origins, show_message
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
 from context_compiler.ids import blob_id
+from context_compiler.messages.bodies import message_body
 from context_compiler.messages.display import Bar, ShownMessage, bars
-from context_compiler.messages.history import Reader, message_body, reader_of
+from context_compiler.messages.history import Reader, reader_of
 from context_compiler.middleware.again import FIXED, compile_again, fixed_tokens
 from context_compiler.record import browse
 from context_compiler.record.browse import RequestRow
@@ -167,7 +168,7 @@ class Comparisons:
         )
 
     def _read(self, db: Database, nodes: Sequence[browse.Node]) -> list[ModelMessage]:
-        return self.inspector.read_nodes(db, nodes)[0]
+        return self.inspector.host_messages(db, nodes)
 
     def _rows(self, entries: Sequence[Entry], left: ReadMessages, right: ReadMessages) -> Iterator[DiffRow]:
         """Build the rows of entries; the messages of each side are read in one call."""

@@ -8,10 +8,10 @@ from decimal import Decimal
 from functools import partial
 from typing import cast
 
-from context_compiler.compiler.cycle import positions
 from context_compiler.compiler.specifics import TextSet, mentions
 from context_compiler.compiler.trace import NotFound, session_of
 from context_compiler.messages.history import History, reader_of
+from context_compiler.messages.spans import positions
 from context_compiler.messages.turns import outline, pair
 from context_compiler.record import browse
 from context_compiler.record.browse import SessionRow
@@ -98,8 +98,7 @@ def _span(db: Database, inspector: Inspector, session: int, made: Compile) -> tu
     span = sorted(positions((start, stop) for start, stop in spans))
     if not nodes or len(nodes) > MAX_MESSAGES or span[-1] >= len(nodes):
         return None, ()
-    messages, _ = inspector.read_nodes(db, nodes)
-    return reader_of(as_counter(None)).read(messages), span
+    return reader_of(as_counter(None)).read(inspector.host_messages(db, nodes)), span
 
 
 def _identifiers(history: History, span: Sequence[int], made: Compile) -> list[tuple[LostIdentifier, bool]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, cast
 
-from pydantic_ai.messages import ModelMessage, ModelRequest
+from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.origins import Fate
 from context_compiler.compiler.steering import Pin, steering_of
@@ -30,6 +30,7 @@ from context_compiler.compiler.trace import (
 )
 from context_compiler.errors import ContextCompilerError
 from context_compiler.ids import chain_id, identity
+from context_compiler.messages.bodies import load_messages
 from context_compiler.messages.display import (
     ABSENT,
     CARRIED,
@@ -50,6 +51,7 @@ from context_compiler.messages.display import (
 from context_compiler.messages.history import Reading, searchable
 from context_compiler.messages.items import MESSAGE_OVERHEAD
 from context_compiler.messages.printable import safe
+from context_compiler.messages.recorded import RecordedMessage
 from context_compiler.middleware.remedies import Remedy, find_remedy
 from context_compiler.middleware.request import tool_tokens
 from context_compiler.record import browse, queries
@@ -258,6 +260,10 @@ class Inspector(Tracer):
             self._warm = True
             Thread(target=self._reader.counter.text, args=("warm",), daemon=True).start()
 
+    def host_messages(self, db: Database, nodes: Sequence[browse.Node]) -> list[ModelMessage]:
+        """Load messages of a chain as the host's, such as to compile them again."""
+        return load_messages(browse.message_bodies(db, nodes)) if nodes else []
+
     async def session(self, number: int, *, page: int = 1, status: str = "") -> SessionPage:
         """Load one conversation and one page of its requests."""
 
@@ -310,7 +316,7 @@ class Inspector(Tracer):
 
         def query(db: Database) -> tuple[RequestRow, Record, list[ModelMessage]]:
             row, record = request_of(db, number)
-            return row, record, self.read_nodes(db, self.chain(db, row.raw_tip, row.session))[0]
+            return row, record, self.host_messages(db, self.chain(db, row.raw_tip, row.session))
 
         row, record, raw = await self.read(query)
         work = partial(find_remedy, raw, row, record, self.template_library, position)
@@ -440,7 +446,7 @@ class Inspector(Tracer):
     def _instructions(self, db: Database, sent: Sent) -> str:
         """Return the instructions of a request, which the host attaches to its last message."""
         messages, _ = self.read_nodes(db, sent.view[-1:])
-        return next((message.instructions or "" for message in messages if isinstance(message, ModelRequest)), "")
+        return next((message.instructions or "" for message in messages if message.kind == "request"), "")
 
     def _why(self, db: Database, number: int, page: int, only: str, message: str) -> WhyPage:
         row, record = request_of(db, number)
@@ -524,7 +530,14 @@ def longest_part(readings: Sequence[Reading], shares: int = 1) -> int:
 
 
 def show(
-    index: int, message: ModelMessage, reading: Reading, *, form: str, why: str, raw: int | None, longest: int | None
+    index: int,
+    message: ModelMessage | RecordedMessage,
+    reading: Reading,
+    *,
+    form: str,
+    why: str,
+    raw: int | None,
+    longest: int | None,
 ) -> ShownMessage:
     """Build a message for display."""
     part_form = VERBATIM if form == RECALLED else ABSENT if form == IDENTIFIER else form

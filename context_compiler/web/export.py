@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart
 
 from context_compiler.compiler.trace import request_of
-from context_compiler.messages.history import message_body
+from context_compiler.messages.bodies import message_body
 from context_compiler.record import browse
 from context_compiler.record.browse import RequestRow, SessionRow
 from context_compiler.record.database import Database
@@ -43,7 +43,7 @@ async def load_export(inspector: Inspector, number: int) -> ExportPage:
 
 def _load(db: Database, inspector: Inspector, number: int) -> ExportPage:
     row, record = request_of(db, number)
-    messages, _ = inspector.read_nodes(db, inspector.chain(db, row.view_tip, row.session))
+    messages = inspector.host_messages(db, inspector.chain(db, row.view_tip, row.session))
     header = header_of(db, row)
     info: SessionRow = header["session"]
     answer = _answer(db, inspector, row)
@@ -80,7 +80,7 @@ def _answer(db: Database, inspector: Inspector, row: RequestRow) -> str | None:
     position = next((index for index, node in enumerate(chain) if node.id == row.raw_tip), None)
     if position is None or position + 1 >= len(chain):
         return None
-    [message], _ = inspector.read_nodes(db, chain[position + 1 : position + 2])
+    [message] = inspector.host_messages(db, chain[position + 1 : position + 2])
     if not isinstance(message, ModelResponse):
         return None
     return "\n\n".join(part.content for part in message.parts if isinstance(part, TextPart)) or None

@@ -12,7 +12,8 @@ from urllib.parse import urlencode
 
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, FunctionLoader, StrictUndefined, select_autoescape
 
-from context_compiler.messages.display import FORMS, asset
+from context_compiler.messages.display import FORMS
+from context_compiler.messages.html import asset
 from context_compiler.messages.printable import number, safe, safe_line, share, timestamp
 from context_compiler.pipeline.draw import STYLE
 from context_compiler.web.api import STATUSES

@@ -151,7 +151,7 @@ class SessionSettings:
             raise NotFound("the raw history of this session is not on the record, so it cannot be replayed")
         _, record = request_of(db, newest.id)
         chain = self.inspector.chain(db, newest.raw_tip, number)
-        raw = tuple(self.inspector.read_nodes(db, chain)[0])
+        raw = tuple(self.inspector.host_messages(db, chain))
         answered = rows[1:] if raw and isinstance(raw[-1], ModelRequest) else rows
         was = tuple(row.tokens_sent for row in reversed(answered))
         return Recorded(session=info, number=newest.id, raw=raw, record=record, was=was)

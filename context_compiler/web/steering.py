@@ -21,8 +21,9 @@ from context_compiler.chat.session import ChatSession
 from context_compiler.compiler.steering import Pin, position_of
 from context_compiler.compiler.trace import session_of
 from context_compiler.errors import SettingsError
+from context_compiler.messages.bodies import load_messages
 from context_compiler.messages.fences import one_line
-from context_compiler.messages.history import load_messages, reader_of
+from context_compiler.messages.history import reader_of
 from context_compiler.messages.items import Kind
 from context_compiler.messages.printable import safe
 from context_compiler.messages.rules import Rule

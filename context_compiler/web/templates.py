@@ -151,7 +151,7 @@ async def load_template(inspector: Inspector, name: str, source: str, request: i
 async def _prompt(inspector: Inspector, template: Template, request: int) -> str:
     """Build the prompt of a template for a recorded history; no model is called."""
     row, _ = await inspector.read(partial(request_of, number=request))
-    raw, _ = await inspector.read(lambda db: inspector.read_nodes(db, inspector.chain(db, row.raw_tip, row.session)))
+    raw = await inspector.read(lambda db: inspector.host_messages(db, inspector.chain(db, row.raw_tip, row.session)))
     if not raw:
         raise ContextCompilerError(f"request {request} was recorded without its raw history")
     prompts: list[str] = []

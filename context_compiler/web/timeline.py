@@ -170,7 +170,7 @@ class Timelines:
         """Return model and provider of the newest answer in the raw histories of these requests; None if not found."""
         recorded = [row.raw_tip for row in rows if row.raw_tip is not None]
         for tip in reversed(recorded[-LOOKS:]):
-            messages, _ = self.inspector.read_nodes(db, browse.last_nodes(db, tip, NEAR))
+            messages = self.inspector.host_messages(db, browse.last_nodes(db, tip, NEAR))
             answers = [message for message in messages if isinstance(message, ModelResponse) and message.model_name]
             if answers:
                 return answers[-1].model_name, answers[-1].provider_name

@@ -13,7 +13,7 @@ import pytest
 
 from context_compiler import SQLiteStore
 from context_compiler.chat.transcript import Transcript
-from context_compiler.messages.history import load_messages
+from context_compiler.messages.bodies import load_messages
 from tests.chat.support import NOON, Model, Room, texts
 
 LONG = "Please look at the table of receipts again and tell me about the queue. " * 8

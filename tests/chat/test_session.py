@@ -14,7 +14,7 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls
 from context_compiler import MemoryStore, SQLiteStore
 from context_compiler.chat import ChatSession, ReflectionPolicy
 from context_compiler.errors import SettingsError
-from context_compiler.messages.history import message_body
+from context_compiler.messages.bodies import message_body
 from context_compiler.record.values import Entry, Record
 from tests.chat.support import NOTES, Model, Room, texts
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from context_compiler.cli.show import read_history
-from context_compiler.messages.history import load_messages
+from context_compiler.messages.bodies import load_messages
 from context_compiler.messages.turns import pair
 from tests.cli.conftest import Command, Said
 

@@ -130,21 +130,48 @@ def test_help_does_not_wait_for_the_host_to_be_imported() -> None:
     assert run.stderr == "False\n"
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["stats", "verify", "export", "views list", "views show 1 --json", "sessions list", "sessions show demo --json"],
+READING = (
+    "stats",
+    "verify",
+    "views list",
+    "views show 1",
+    "views show 1 --raw",
+    "views show 1 --json",
+    "views why 1",
+    "views diff 1 2",
+    "sessions list",
+    "sessions show demo",
+    "sessions show demo --json",
+    "sessions find demo deploying",
+    "sessions find demo deploxing",
+    "sessions find deploying",
+    "sessions test --help",
 )
-def test_commands_on_the_record_do_not_import_the_host_either(command: str, tmp_path: Path) -> None:
+
+
+@pytest.mark.parametrize("command", READING)
+def test_a_command_that_reads_the_record_does_not_import_the_host(command: str, demo_record: Path) -> None:
+    slow = ("pydantic_ai", "jinja2", "yaml", "lark", "markdown_it", "prompt_toolkit", "numpy")
     code = (
         f"import sys; from context_compiler.cli import main; sys.argv[1:] = {command.split()}\n"
         "try: main()\n"
-        "except SystemExit: print('pydantic_ai' in sys.modules)"
+        f"except SystemExit as end: print(end.code, *(name for name in {slow} if name in sys.modules), file=sys.stderr)"
     )
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CONTEXT_COMPILER_DB": str(demo_record)}
+    run = subprocess.run([sys.executable, "-c", code], cwd=demo_record.parent, env=env, capture_output=True, text=True)
+    assert run.stderr == "0\n" and run.stdout
+
+
+@pytest.mark.parametrize("command", ["sessions find demo deploying", "sessions list", "stats"])
+def test_a_command_that_counts_nothing_does_not_build_the_tokenizer(command: str, demo_record: Path) -> None:
+    code = (
+        f"import sys; from context_compiler.cli import main; sys.argv[1:] = {command.split()}\n"
+        "try: main()\n"
+        "except SystemExit as end: print(end.code, 'tiktoken' in sys.modules, file=sys.stderr)"
     )
-    assert run.stdout == "False\n"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CONTEXT_COMPILER_DB": str(demo_record)}
+    run = subprocess.run([sys.executable, "-c", code], cwd=demo_record.parent, env=env, capture_output=True, text=True)
+    assert run.stderr == "0 False\n" and run.stdout
 
 
 def test_the_module_is_the_command_line(tmp_path: Path) -> None:

@@ -26,14 +26,8 @@ from pydantic_ai.messages import (
 )
 
 from context_compiler.messages import history as module
-from context_compiler.messages.history import (
-    Reader,
-    Reading,
-    load_messages,
-    message_body,
-    searchable,
-    superseded_parts,
-)
+from context_compiler.messages.bodies import load_messages, message_body
+from context_compiler.messages.history import Reader, Reading, searchable, superseded_parts
 from context_compiler.messages.items import Kind
 from context_compiler.tokens import TokenCounter
 from tests.support.builders import answer, assistant, call, exchange, snapshot, user

@@ -11,7 +11,7 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter
 
 from context_compiler import SQLiteStore, TokenCounter, View
-from context_compiler.messages.history import load_messages
+from context_compiler.messages.bodies import load_messages
 from tests.middleware.keeping import BUDGET, Kept, unexplained
 from tests.support.agents import NOTES, Notes, Talker, compiler, run
 from tests.support.histories import long_history, prose

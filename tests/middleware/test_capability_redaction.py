@@ -19,7 +19,8 @@ from pydantic_ai.messages import BinaryContent, ModelMessage, ModelMessagesTypeA
 from pydantic_ai.models.instrumented import InstrumentationSettings
 
 from context_compiler import SQLiteStore, TokenCounter
-from context_compiler.messages.history import Reader, load_messages
+from context_compiler.messages.bodies import load_messages
+from context_compiler.messages.history import Reader
 from context_compiler.record.redaction import Redactor
 from tests.middleware.keeping import BUDGET, SECRET, Kept, look, unexplained
 from tests.support.agents import Notes, run

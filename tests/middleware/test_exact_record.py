@@ -20,7 +20,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from context_compiler import ContextCompiler, MemoryStore, View, compile_view
-from context_compiler.messages.history import load_messages
+from context_compiler.messages.bodies import load_messages
 
 
 class Talker:

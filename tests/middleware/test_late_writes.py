@@ -18,7 +18,7 @@ import pytest
 
 from context_compiler import Record, SQLiteStore
 from context_compiler.errors import StoreError
-from context_compiler.messages.history import load_messages
+from context_compiler.messages.bodies import load_messages
 from context_compiler.middleware import archive, late
 from context_compiler.record import rows
 from context_compiler.record.schema import APPLICATION_ID

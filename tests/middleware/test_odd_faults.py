@@ -26,8 +26,9 @@ from pydantic_ai.models.test import TestModel
 
 from context_compiler import SQLiteStore
 from context_compiler.errors import CompileError, TemplateError
-from context_compiler.messages.history import load_messages, message_body, reader_of
-from context_compiler.resilience import last_exchange
+from context_compiler.messages.bodies import load_messages, message_body
+from context_compiler.messages.history import reader_of
+from context_compiler.middleware.last_exchange import last_exchange
 from context_compiler.tokens import as_counter
 from tests.middleware.faulty import BUDGET, Faulty
 from tests.support.agents import Notes, Talker, compiler, run

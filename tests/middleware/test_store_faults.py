@@ -17,7 +17,7 @@ from pydantic_ai.models.test import TestModel
 
 from context_compiler import MemoryStore, Record, SQLiteStore
 from context_compiler.errors import StoreError
-from context_compiler.messages.history import load_messages
+from context_compiler.messages.bodies import load_messages
 from context_compiler.middleware import store_access
 from context_compiler.record.store import open_store
 from context_compiler.record.values import Action, Chain, Cycle, Entry

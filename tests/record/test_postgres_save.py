@@ -16,7 +16,8 @@ from pydantic_ai.models.test import TestModel
 from context_compiler import ContextCompiler
 from context_compiler.errors import StoreError
 from context_compiler.ids import blob_id
-from context_compiler.messages.history import Reader, load_messages
+from context_compiler.messages.bodies import load_messages
+from context_compiler.messages.history import Reader
 from context_compiler.record.browse import matching_nodes
 from context_compiler.record.copying import copy_record
 from context_compiler.record.database import Moment

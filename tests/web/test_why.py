@@ -24,7 +24,7 @@ from context_compiler import ContextCompiler
 from context_compiler.cli.options import open_record, recorded_messages
 from context_compiler.cli.root import app
 from context_compiler.compiler.origins import align, gaps
-from context_compiler.messages.history import load_messages
+from context_compiler.messages.bodies import load_messages
 from context_compiler.template import Template
 from context_compiler.web.app import create_app
 from tests.cli.conftest import record_views
