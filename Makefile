@@ -60,6 +60,6 @@ release:  ## Build and check everything up to the upload: dist/, and build/sbom.
 	$(VENV)/bin/twine check --strict dist/*
 	$(VENV)/bin/check-wheel-contents dist/*.whl
 	python3 -m venv build/release
-	build/release/bin/pip install -q dist/*.whl
+	build/release/bin/pip install -q "$$(echo dist/*.whl)[cli]"
 	build/release/bin/context-compiler --version
 	$(VENV)/bin/cyclonedx-py environment build/release --output-file build/sbom.json

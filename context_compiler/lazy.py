@@ -21,11 +21,13 @@ class Extra(NamedTuple):
 
 
 EXTRAS = {
+    "cli": Extra(("typer", "rich", "prompt_toolkit", "markdown_it"), ()),
+    "pipeline": Extra(("lark",), ("pipeline.dot_graph",)),
     "postgres": Extra(("asyncpg", "greenlet"), ("record.postgres", "pipeline.stores.postgres")),
     "dbos": Extra(("dbos",), ("pipeline.dbos_runs",)),
     "evals": Extra(("pydantic_evals",), ("testing.evals",)),
 }
-"""Extras that public names need."""
+"""Extras that public names or the command line need."""
 
 
 def lazy_exports(

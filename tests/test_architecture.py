@@ -41,6 +41,7 @@ DYNAMIC = {
     "middleware.harness": "the harness comes with an extra, and is needed when its search asks",
     "tokens.prices": "the table of prices is read when something is priced",
     "tokens": "the encoder is built when something is counted",
+    "pipeline.dot": "the parser comes with an extra, and is needed when a graph is read",
     "pipeline.run": "PostgreSQL comes with an extra, and is needed when runs are kept there",
     "pipeline.interviewers": "terminals are of another kind on some systems",
     "cli": "a Ctrl-C while the commands are imported ends the program with one line",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -90,7 +92,10 @@ inspect.getmembers(context_compiler), inspect.getmembers(context_compiler.pipeli
 print(*sorted({"PostgresStore", "PostgresRuns", "DBOSRuns"} & {*globals()}))
 """
 
-EXTRAS = "asyncpg greenlet dbos starlette uvicorn matplotlib openai anthropic pydantic_ai_harness"
+COMMANDS = "typer rich prompt_toolkit markdown_it"
+"""Packages of the extra `cli`, apart from those of `pipeline`."""
+
+EXTRAS = f"asyncpg greenlet dbos starlette uvicorn matplotlib openai anthropic pydantic_ai_harness lark {COMMANDS}"
 
 
 @pytest.mark.parametrize(
@@ -106,6 +111,51 @@ def test_a_star_import_needs_no_extra(missing: str, names: str) -> None:
     command = [sys.executable, "-c", STAR, *missing.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == (f"{names}\n", "")
+
+
+WITHOUT_COMMANDS = """
+import asyncio, sys
+
+sys.modules.update(dict.fromkeys(sys.argv[1:]))
+from pydantic_ai import Agent
+from context_compiler import ContextCompiler, SQLiteStore, compile_view
+from context_compiler.chat import ScriptedModel
+from context_compiler.pipeline import RunConfig, parse_dot, run_pipeline
+from context_compiler.workflow import parse_workflow
+
+agent = Agent(ScriptedModel(), capabilities=[ContextCompiler(budget=2_000, store=SQLiteStore("record.db"))])
+result = agent.run_sync("Never deploy on Fridays.", conversation_id="release")
+print(asyncio.run(compile_view(result.all_messages(), budget=2_000)).status)
+try:
+    parse_dot("digraph g { a -> b }")
+except Exception as error:
+    print(error)
+"""
+
+
+def test_an_agent_needs_neither_the_command_line_nor_the_parser_of_pipelines(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_COMMANDS, "lark", *COMMANDS.split()]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    status, refusal = done.stdout.splitlines()
+    assert status == "raw" and done.stderr == ""
+    assert re.fullmatch(r'lark not installed: pip install ".+\[pipeline\]"', refusal)
+
+
+@pytest.mark.parametrize("missing", COMMANDS.split())
+def test_a_command_without_its_extra_is_one_line_that_says_what_to_install(missing: str, tmp_path: Path) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; from context_compiler.cli import main; main()"
+    args = ["chat", "--model", "scripted"] if missing in ("prompt_toolkit", "markdown_it") else ["--version"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    assert re.fullmatch(rf'error: the command line needs {missing}[\w.]*: pip install ".+\[cli\]"\n', done.stderr)
 
 
 def test_a_stub_of_an_extra_does_not_break_the_import() -> None:

@@ -58,6 +58,15 @@ def test_the_extras_of_those_installations_exist() -> None:
     assert not [one for one in named if one[1] not in known and not one[1].startswith("{")]
 
 
+def test_an_agent_installs_at_most_ten_packages_of_others() -> None:
+    assert len(PROJECT["dependencies"]) <= 10
+
+
+@pytest.mark.parametrize("extra", ["web", "testing", "dev"])
+def test_an_extra_whose_texts_show_commands_brings_the_command_line(extra: str) -> None:
+    assert f"{OURS}[cli]" in PROJECT["optional-dependencies"][extra]
+
+
 def test_the_distribution_has_the_name_that_the_texts_have() -> None:
     assert PROJECT["name"] == OURS and PROJECT["urls"]
 

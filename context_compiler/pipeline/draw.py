@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import hypot
-
-from rich.cells import cell_len
+from unicodedata import category, east_asian_width
 
 from context_compiler.pipeline.graph import Edge, Graph, Node
 from context_compiler.pipeline.layout import Layout, Link, Point, compute_layout
@@ -69,7 +68,7 @@ def to_svg(graph: Graph, *, graphviz: str | None = "dot", marks: Mapping[str, Ma
     names = list(dict.fromkeys((*first, *graph.nodes, *ends)))
     positions = {name: position for position, name in enumerate(names)}
     boxes = [_box_lines(graph.nodes.get(name), name) for name in names]
-    sizes = [(2 * LINE + COLUMN * max(cell_len(text) for _, text in box), LINE * (len(box) + 1)) for box in boxes]
+    sizes = [(2 * LINE + COLUMN * max(_columns(text) for _, text in box), LINE * (len(box) + 1)) for box in boxes]
     links = [(positions[edge.source], positions[edge.target]) for edge in graph.edges if edge.source != edge.target]
     groups = _group_edges(graph, positions)
     labels = {ends: _label_size(rows) for ends, some in groups.items() if (rows := _label_rows(some))}
@@ -96,7 +95,7 @@ def _document(graph: Graph, layout: Layout, drawn: Iterable[str], *, alone: bool
     lines.append(f"default fidelity: {_shorten(graph.default_fidelity or 'compact', 40)}")
     if graph.default_thread_id:
         lines.append(f"default thread: {_shorten(graph.default_thread_id, 40)}")
-    longest = COLUMN * max(map(cell_len, (title, *lines)))
+    longest = COLUMN * max(map(_columns, (title, *lines)))
     labels = (len(text) for edge in graph.edges for text in (edge.label, edge.condition))
     room = min(LINE_COLUMNS, max(labels, default=0)) * COLUMN
     width, top = max(layout.width, longest) + 2 * MARGIN + 2 * room, LINE * (len(lines) + 3)
@@ -184,7 +183,7 @@ def _label_rows(edges: Iterable[Edge]) -> list[tuple[str, str]]:
 
 
 def _label_size(rows: Sequence[tuple[str, str]]) -> Point:
-    return 10 + COLUMN * 0.88 * max(cell_len(text) for _, text in rows), ROW * len(rows) + 4
+    return 10 + COLUMN * 0.88 * max(_columns(text) for _, text in rows), ROW * len(rows) + 4
 
 
 def _line_points(ends: Link, layout: Layout) -> Sequence[Point]:
@@ -238,11 +237,16 @@ def _text(x: float, y: float, text: str, kind: str, anchor: str) -> str:
 
 def _shorten(text: str, most: int) -> str:
     line = " ".join(text[: 4 * most].split())
-    line = line if cell_len(line) <= most else line[: most + 1]
-    while cell_len(line) > most:
+    line = line if _columns(line) <= most else line[: most + 1]
+    while _columns(line) > most:
         line = line[:-2].rstrip() + "…"
     return line
 
 
 def _escape(text: str) -> str:
     return escape(_UNPRINTABLE.sub("", text))
+
+
+def _columns(text: str) -> int:
+    """Width of a text in columns: two for a wide character, none for an invisible one or one on top of another."""
+    return sum(1 + (east_asian_width(sign) in "FW") for sign in text if category(sign) not in ("Mn", "Me", "Cf", "Cc"))

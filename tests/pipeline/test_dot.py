@@ -6,7 +6,7 @@ import pytest
 
 from context_compiler.errors import GraphError, PipelineError
 from context_compiler.pipeline import Graph, parse_dot, to_dot
-from context_compiler.pipeline.dot import TOLERATED
+from context_compiler.pipeline.dot_graph import TOLERATED
 
 LINEAR = "digraph g { start [shape=Mdiamond] a [prompt=x] b [prompt=y] done [shape=Msquare] start -> a -> b -> done }"
 
