@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import isawaitable
+from time import thread_time
 from typing import Any, Generic, TypeVar
 
 from context_compiler.errors import ContextCompilerError
@@ -24,6 +25,9 @@ Report = Callable[[Exception], Awaitable[None]]
 
 ENGINES = ("dbos", "temporalio", "prefect")
 """Packages whose exceptions are control flow rather than failures."""
+
+STEP = 100
+"""Messages that are read without a look at the clock, so that the last exchange can always be read."""
 
 DOUBLINGS = 30
 """Maximum exponent of a pause: it has long reached `longest` by then, and `2 ** n` would overflow."""
@@ -82,33 +86,36 @@ async def call_within(seconds: float, callback: Callable[[Any], Any], what: Any,
 
 
 class OutOfTimeError(ContextCompilerError):
-    """The time that a request may spend on searching its history is used up."""
+    """The time that a request may spend on reading and searching its history is used up."""
 
 
 class TimeLimit:
-    """Seconds of CPU that one thread may spend on what a view can do without; waiting does not count."""
+    """Seconds of CPU that the threads of one request may spend, one after another; waiting does not count."""
 
     def __init__(self, seconds: float) -> None:
         """Start no clock yet."""
-        self.seconds = seconds
+        self.seconds = self._left = seconds
         self.error: OutOfTimeError | None = None
         """The error that `check` has raised."""
         self._end = float("inf")
 
     @contextmanager
     def applied(self) -> Generator[None]:
-        """Apply the limit to everything that this thread does within, starting now."""
-        self._end = time.thread_time() + self.seconds
+        """Apply what is left of the limit to everything that this thread does within."""
+        began = thread_time()
+        self._end = began + self._left
         token = _LIMIT.set(self)
         try:
             yield
         finally:
             _LIMIT.reset(token)
+            self._left -= thread_time() - began
 
     def check(self) -> None:
         """Raise `OutOfTimeError` if the time is used up."""
-        if time.thread_time() > self._end:
-            self.error = OutOfTimeError(f"searching a history takes more than {self.seconds:g} s (timeout)")
+        if thread_time() > self._end:
+            work = "reading and searching a history"
+            self.error = OutOfTimeError(f"{work} takes more than {self.seconds:g} s (timeout)")
             raise self.error
 
 
@@ -120,6 +127,14 @@ def check_time() -> None:
     limit = _LIMIT.get()
     if limit is not None:
         limit.check()
+
+
+def in_steps(items: Iterable[T]) -> Iterator[T]:
+    """Yield items; after each `STEP` of them, raise `OutOfTimeError` if the time is used up."""
+    for number, item in enumerate(items, 1):
+        if number % STEP == 0:
+            check_time()
+        yield item
 
 
 def in_time(work: Callable[[], T], otherwise: T) -> T:

@@ -31,6 +31,7 @@ from context_compiler.ids import (
 )
 from context_compiler.messages.items import Item, Kind, read_items, separate_parts
 from context_compiler.messages.recorded import RecordedMessage
+from context_compiler.resilience import in_steps
 from context_compiler.tokens import TokenCounter, as_counter
 
 if TYPE_CHECKING:  # importing Pydantic AI is slow, and reading the record does not need it
@@ -55,7 +56,6 @@ RECENT = 8
 
 CLOSE = 16
 """The search for a history to continue stops at one that leaves at most this many messages to read."""
-
 
 RETURNED_WITHIN, AT_ONCE = timedelta(seconds=1), timedelta(milliseconds=5)
 """The host makes the user parts of what a tool returned directly after its result. A prompt that was added to a run
@@ -269,7 +269,7 @@ class Reader:
         base, share, objects = (last, kept, self._objects_in(last)) if last and kept else self._find_unedited(messages)
         news = messages[share:]
         objects = columns_after(objects, share, news) if objects is not None or not share else None
-        readings = (base.readings[:share] if base else ()) + tuple(map(self.one, news))
+        readings = (base.readings[:share] if base else ()) + tuple(map(self.one, in_steps(news)))
         if not kept and len(news) > CLOSE:  # the objects are new, but the contents may be known
             base, share = max((base, share), self._find_closest(readings), key=lambda candidate: candidate[1])
         ids, exact = (base.ids[:share], base.exact[:share]) if base else ((), ())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from context_compiler.cache import Memo
@@ -18,6 +19,7 @@ from context_compiler.messages.history import History, Reading
 from context_compiler.messages.instructions import FILLER, LISTED, ORDERS, UNSPACED, is_instruction, plain_sentence
 from context_compiler.messages.items import Kind
 from context_compiler.messages.prompts import PARAGRAPH, sentence_ends
+from context_compiler.resilience import OutOfTimeError, in_steps
 
 MAX_CACHED_PROMPTS = 1_024
 """Number of prompts whose rules are cached; the same prompts recur at every request."""
@@ -233,8 +235,9 @@ def find_rules(history: History, memo: Memo[str, Found] | None = None) -> Found:
     ids = history.ids
     earlier = (memo.get(name) for name in reversed(ids[-NEAR:])) if memo is not None else ()
     result = next((entry for entry in earlier if entry is not None), Found())
-    for position in range(result.length, len(history)):
-        result = _with_message(result, position, history.readings[position])
+    with suppress(OutOfTimeError):  # the next request goes on from there
+        for position in in_steps(range(result.length, len(history))):
+            result = _with_message(result, position, history.readings[position])
     if memo is not None and ids:
         memo.keep(ids[-1], result)
     return result

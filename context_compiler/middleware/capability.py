@@ -117,8 +117,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         background: Compile in the background before the threshold is reached, so that requests rarely wait for a
             compile.
         compile_tool: Give the agent the tool `compile_context`, which compiles its own conversation.
-        timeout: Time limit in seconds of a compile, of searching a history, and of any other code of yours that a
-            request waits for.
+        timeout: Time limit in seconds of a compile, of reading and searching a history, and of any other code of yours
+            that a request waits for.
         store: Store of the record: a path, the address of a PostgreSQL database, or a `Store`; None keeps it in memory.
         record: Content of the record: full, metadata, or off.
         redact: Function that returns the part of a text that may be recorded.

@@ -142,6 +142,7 @@ class Middleware:
     async def _view(self, run: Run, request: Request, host: Host) -> View:
         started = time.perf_counter()
         run.set_failed_compile(None)
+        run.limit = TimeLimit(self.arguments.timeout)
         await self._prepare()
         if self.arguments.budget_unpriced(request.model, request.provider):
             await self._report_unpriced(request)
@@ -277,22 +278,16 @@ class Middleware:
         return request, result
 
     async def _respond(self, run: Run, request: Request, host: Host) -> Result:
-        limit = TimeLimit(self.arguments.timeout)
-        result = await self._off_loop(run, request, host, partial(respond, self.state, run, request), limit)
-        return replace(result, fault=limit.error or result.fault)
+        result = await self._off_loop(run, request, host, partial(respond, self.state, run, request))
+        return replace(result, fault=run.limit.error or result.fault)
 
     async def _off_loop(
-        self,
-        run: Run,
-        request: Request,
-        host: Host,
-        work: Callable[..., Coroutine[Any, Any, Result]],
-        limit: TimeLimit | None = None,
+        self, run: Run, request: Request, host: Host, work: Callable[..., Coroutine[Any, Any, Result]]
     ) -> Result:
         """Run `work` with the host; off the event loop if the request is long, or cannot be measured."""
         if attempt(lambda: is_long(request.messages, run.raw)).value is False:
             return await work(host=host)
-        return await off_loop(lambda there: work(host=there), host, limit)
+        return await off_loop(lambda there: work(host=there), host, run.limit)
 
     def _settle(self, run: Run, request: Request, result: Result) -> None:
         changed = result.next_cycle is not None and result.next_cycle is not run.cycle

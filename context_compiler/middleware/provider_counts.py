@@ -100,7 +100,8 @@ class ProviderCounts:
             return True
         if request.family not in self._counted:
             return False
-        raw = attempt(lambda: self._state.reader.read(request.messages, last=run.raw)).value
+        with run.limit.applied():
+            raw = attempt(lambda: self._state.reader.read(request.messages, last=run.raw)).value
         fits = raw is not None and _upper_bound(request.fixed + raw.tokens) <= self._budget(run, request)
         return fits or run.cycle is not None
 

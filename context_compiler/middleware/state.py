@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
+from math import inf
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage
@@ -32,7 +33,7 @@ from context_compiler.middleware.request import Host, Request, is_long
 from context_compiler.middleware.writer import answer_room
 from context_compiler.record.database import Moment
 from context_compiler.record.values import Compile, Drop
-from context_compiler.resilience import attempt
+from context_compiler.resilience import TimeLimit, attempt
 from context_compiler.settings import Settings
 from context_compiler.tokens import Ratios, TokenCounter, as_counter
 
@@ -188,6 +189,8 @@ class Run:
     """The user's pins and undos for this conversation when the run began."""
     earlier: Sequence[ModelMessage] | None = None
     """Recorded messages before the window that this run was given; None until they are looked up."""
+    limit: TimeLimit = field(default_factory=lambda: TimeLimit(inf))
+    """Time that the current request may spend on reading and searching the history."""
 
     def switch(self, config: str) -> None:
         """Switch to the cycle and blocks of a configuration: each model of the run has its own."""
@@ -542,10 +545,14 @@ def _scope(vault: str, request: Request) -> str:
 
 
 async def read_history(reader: Reader, run: Run, messages: Sequence[ModelMessage]) -> History:
-    """Read the history of a run, in a thread if that takes long; the run keeps it."""
+    """Read the history of a run in the request's time, in a thread if that takes long; the run keeps it."""
     news = messages[max(0, len(run.raw) - 2) :] if run.raw is not None else messages
-    read = partial(reader.read, messages, last=run.raw)
     short = len(news) <= MANY and attempt(lambda: is_long(reader.unread(news))).value is False
+
+    def read() -> History:
+        with run.limit.applied():
+            return reader.read(messages, last=run.raw)
+
     history = read() if short else await asyncio.to_thread(read)
     run.keep_history(history)
     return history
