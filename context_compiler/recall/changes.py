@@ -341,6 +341,10 @@ class _Said(NamedTuple):
 _SELF = re.compile(r"(?i)\b(?:I|my|me|mine|you|your)\b")
 
 
+Claim = tuple[str, ...]
+"""Terms of a sentence, in order: a set of them would take seven times the memory."""
+
+
 class Changes:
     """Replaced sentences of one conversation; only ever extended at its end."""
 
@@ -354,9 +358,9 @@ class Changes:
         """Statements by their subject."""
         self._subjects: defaultdict[str, set[frozenset[str]]] = defaultdict(set)
         """Subjects of statements, by each of their terms."""
-        self._claims: defaultdict[frozenset[str], list[tuple[_Said, bool]]] = defaultdict(list)
+        self._claims: defaultdict[Claim, list[tuple[_Said, bool]]] = defaultdict(list)
         """Sentences by their terms, with True if they deny."""
-        self._claims_with: defaultdict[str, set[frozenset[str]]] = defaultdict(set)
+        self._claims_with: defaultdict[str, list[Claim]] = defaultdict(list)
         """Terms of sentences, by each of them."""
         self.later: defaultdict[int, list[Change]] = defaultdict(list)
         """Changes of each message, by its position."""
@@ -457,19 +461,19 @@ class Changes:
 
     def _claim(self, said: _Said) -> None:
         """Compare a sentence with earlier ones that say the same with or without "not", and keep it."""
-        denies, own = negated(said.sentence), claimed(said.sentence)
+        denies, own = negated(said.sentence), tuple(sorted(claimed(said.sentence)))
         if denies is None or sum(self._tells(term, said.at) for term in own) < 2:
             return
-        keys = {own} if len(own) >= MIN_CLAIM else set[frozenset[str]]()
+        keys = {own} if len(own) >= MIN_CLAIM else set[Claim]()
         if denies and _ENDED.search(said.sentence):
-            keys = set[frozenset[str]].intersection(*(self._claims_with[term] for term in own))
+            keys = set[Claim].intersection(*(set(self._claims_with.get(term, ())) for term in own))
         for key in keys:
             for earlier, denied in self._claims.get(key, ()) if len(key) <= 2 * len(own) else ():
                 if denied != denies and said.may_replace(earlier):
                     self.later[earlier.at].append(Change(earlier.sentence, said.at, said.sentence))
+        for term in own if own not in self._claims else ():
+            self._claims_with[term].append(own)
         self._claims[own].append((said, denies))
-        for term in own:
-            self._claims_with[term].add(own)
 
     def _tells(self, term: str, read: int) -> bool:
         """True if a term is in no more messages than the square root of the number `read`; others identify nothing."""

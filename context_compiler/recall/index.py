@@ -80,8 +80,9 @@ _CALLED = re.compile(
 
 
 ROOM = 4_000_000
-"""Maximum total size in terms of the indexes cached for extension, about 50 MB. One index counts for at most a quarter
-of it, so at least the four most recently used are kept whatever their size."""
+"""Maximum total size in terms of the indexes cached for extension: about 200 MB of prose, and several times that of
+words that never recur. One index counts for at most a quarter of it, so at least the four most recently used are kept
+whatever their size."""
 
 
 class Index:
