@@ -11,6 +11,8 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
+from pathlib import Path
+from typing import cast
 
 from pydantic_ai.messages import ModelMessage
 
@@ -58,7 +60,7 @@ NEWEST = 50
 """Maximum number of requests without a budget after the newest one with a budget."""
 
 STEPS = 32
-"""Maximum cycles in memory per conversation; they let a compile be undone."""
+"""Maximum cycles in memory per conversation whose cycles are not on the record; they let a compile be undone."""
 
 RECALLED = "+recalled"
 """Suffix of the configuration under which recall blocks are saved."""
@@ -116,6 +118,12 @@ class Archive:
     def keeps_content(self) -> bool:
         """True if the record keeps content unchanged, so that it can be reused."""
         return self.access.keeps_content
+
+    @property
+    def _records_cycles(self) -> bool:
+        """True if all cycles of a conversation are on the record, so that memory need not hold them."""
+        given = self._arguments.store
+        return self.keeps_content and (given is None or isinstance(given, str | Path | Steered))
 
     def conversation(self, session_id: str) -> Hashable:
         """Key of a conversation, the same for all compilers of this process that share the record."""
@@ -231,6 +239,8 @@ class Archive:
     def remember_cycle(self, cycle: Cycle, session_id: str) -> None:
         """Keep a cycle in memory under the last message it decides on; the least recently used is evicted first."""
         self._cycles.keep((cycle.tip, cycle.config), cycle)
+        if self._records_cycles:
+            return
         made = self._session_cycles.get((self.owner, session_id)) or ()
         self._session_cycles.keep(
             (self.owner, session_id), (*(earlier for earlier in made if earlier.tip != cycle.tip), cycle)[-STEPS:]
@@ -367,9 +377,9 @@ class Archive:
 
     async def cycles(self, session_id: str) -> list[Cycle]:
         """All cycles of a conversation, oldest first; StoreError if the record cannot be read."""
-        if not (self.keeps_content and isinstance(self.store, Steered)):
+        if not self._records_cycles:
             return list(self._session_cycles.get((self.owner, session_id)) or ())
-        rows = await self.store.session_cycles(session_id, self._arguments.place)
+        rows = await cast(Steered, self.store).session_cycles(session_id, self._arguments.place)
         cycles = ((row, Cycle.from_json(row.state)) for row in rows if not row.config.endswith(RECALLED))
         return [replace(cycle, config=row.config) for row, cycle in cycles if cycle is not None]
 
