@@ -26,6 +26,11 @@ def load_remedy() -> Any:
     return load("remedy")
 
 
+def load_placeholders() -> Any:
+    """Import the placeholders of templates, which need the host."""
+    return load("placeholders")
+
+
 def load_written() -> Any:
     """Import what writes tests, which needs the host."""
     return import_module("context_compiler.testing.written")

@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
+from context_compiler.cli.deferred import load_placeholders
 from context_compiler.cli.options import SYSTEM, Json, System, Vault, VaultOwner, example, group
-from context_compiler.cli.placeholders import rule_text, unknown_names
 from context_compiler.cli.screen import Column, Screen, print_list, print_note
 from context_compiler.cli.text import json_text, plural, safe
 from context_compiler.errors import TemplateError
@@ -75,6 +75,7 @@ def show(
     if json:
         screen.raw(json_text({"template": _template_document(template), "wants": wants}))
         return
+    placeholders = load_placeholders()
     screen.line((template.name, "bold"), f" ({template.source})")
     screen.facts(
         [
@@ -86,11 +87,14 @@ def show(
             ("recent turns", template.recent_turns),
             ("recent tool results", template.recent_tool_results),
             ("token threshold", template.token_threshold),
-            ("sections", "; ".join(rule_text(key, rule) for key, rule in template.sections.items())),
+            (
+                "sections",
+                "; ".join(placeholders.rule_text(key, rule) for key, rule in template.sections.items()),
+            ),
             ("wants", ", ".join(wants)),
         ]
     )
-    for warning in (*template.warnings, *unknown_names(template)):
+    for warning in (*template.warnings, *placeholders.unknown_names(template)):
         screen.line(("  warning  ", "yellow"), warning)
     screen.line()
     screen.raw(safe(template.body))
@@ -159,7 +163,7 @@ def _try_template(name: str, path: str, read: Callable[[], Template]) -> Templat
         source=template.source,
         sha256=template.sha256,
         wants=tuple(sorted(template.wants())),
-        warnings=(*template.warnings, *unknown_names(template)),
+        warnings=(*template.warnings, *load_placeholders().unknown_names(template)),
     )
 
 
