@@ -30,7 +30,7 @@ from context_compiler.ids import (
     view_message_id,
 )
 from context_compiler.messages.items import Item, Kind, read_items, separate_parts
-from context_compiler.messages.recorded import RecordedMessage
+from context_compiler.messages.recorded import RecordedMessage, report_damage
 from context_compiler.resilience import in_steps
 from context_compiler.tokens import TokenCounter, as_counter
 
@@ -287,12 +287,22 @@ class Reader:
         return history
 
     def read_recorded(self, messages: Sequence[RecordedMessage]) -> History:
-        """Read recorded messages like the host's."""
-        return self.read(cast("Sequence[ModelMessage]", messages))
+        """Read recorded messages like the host's.
+
+        Raises:
+            StoreError: One of them is damaged.
+        """
+        with report_damage():
+            return self.read(cast("Sequence[ModelMessage]", messages))
 
     def one_recorded(self, message: RecordedMessage) -> Reading:
-        """Read one recorded message like the host's."""
-        return self.one(cast("ModelMessage", message))
+        """Read one recorded message like the host's.
+
+        Raises:
+            StoreError: It is damaged.
+        """
+        with report_damage():
+            return self.one(cast("ModelMessage", message))
 
     def _unchanged_prefix(self, last: History | None, messages: Sequence[ModelMessage]) -> int:
         """Number of leading messages that are the same objects as in `last`; its last two must also be unedited."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, cast
 
@@ -75,8 +75,19 @@ def read_bodies(bodies: Sequence[bytes]) -> list[RecordedMessage]:
     Raises:
         StoreError: The JSON is damaged.
     """
-    try:
+    with report_damage():
         return [RecordedMessage(body) for body in bodies]
+
+
+@contextmanager
+def report_damage() -> Generator[None]:
+    """Turn the errors of a recorded message that lacks something into one that says what to do.
+
+    Raises:
+        StoreError: The message is damaged.
+    """
+    try:
+        yield
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise StoreError("a recorded message cannot be read; verify the record") from error
 

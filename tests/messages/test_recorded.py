@@ -66,3 +66,11 @@ def test_a_recorded_message_has_its_time_instructions_and_bytes_as_they_are_stor
 def test_damage_in_a_recorded_message_is_a_store_error(body: bytes) -> None:
     with pytest.raises(StoreError, match="verify the record"):
         read_bodies([body])
+
+
+@pytest.mark.parametrize("body", [b'{"parts": []}', b'{"kind": "response", "parts": [{"part_kind": "text"}]}'])
+def test_a_recorded_message_that_lacks_something_is_a_store_error_when_it_is_read(body: bytes) -> None:
+    (message,) = read_bodies([body])
+    for read in (Reader(TokenCounter()).one_recorded, lambda one: Reader(TokenCounter()).read_recorded([one])):
+        with pytest.raises(StoreError, match="verify the record"):
+            read(message)
