@@ -22,6 +22,7 @@ from context_compiler.cli.root import app
 from context_compiler.settings import KEYS, variable
 from tests.support.pages import ROOT
 from tests.support.postgres import PATIENCE_S, Cluster
+from tests.support.warm import python
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 COMPOSED = {
@@ -102,6 +103,7 @@ def test_a_worker_is_healthy_while_its_runs_can_be_read(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("CONTEXT_COMPILER_RUNS", "runs.db")
+    monkeypatch.setattr(sys, "executable", python())
     assert healthcheck.is_healthy(["context-compiler", "worker"])
     (tmp_path / "runs.db").write_bytes(b"no database" * 1_000)
     assert not healthcheck.is_healthy(["context-compiler", "worker"])
@@ -114,7 +116,7 @@ def test_a_server_is_healthy_while_it_answers(healthcheck: Any, tmp_path: Path) 
     words = ["serve", "--host", "0.0.0.0", "--port", port, "--model", "scripted"]
     assert not healthcheck.is_healthy(words)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}  # its address must be printed at once
-    command = [sys.executable, "-m", "context_compiler", *words]
+    command = [python(), "-m", "context_compiler", *words]
     with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
             assert process.stdout is not None and b"token=" in process.stdout.readline()
@@ -131,7 +133,7 @@ def test_the_services_of_the_postgres_file_work_together(tmp_path: Path, postgre
     given = services["worker"]["environment"]
     environment = {key: value.replace("postgresql://context@database/context", place) for key, value in given.items()}
     environment = {**os.environ, **environment, "PGPASSWORD": "any", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
-    program = [sys.executable, "-m", "context_compiler"]
+    program = [python(), "-m", "context_compiler"]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import context_compiler
+from tests.support.warm import ANEW, python
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -87,9 +87,9 @@ def site(tmp_path: Path) -> Path:
 
 
 def run(site: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    code = f"import sys; sys.path.insert(0, {str(site)!r}); "
+    code = f"{ANEW}sys.path.insert(0, {str(site)!r}); "
     return subprocess.run(
-        [sys.executable, "-c", code + command[0], *command[1:]],
+        [python(), "-c", code + command[0], *command[1:]],
         cwd=site,
         capture_output=True,
         text=True,

@@ -6,7 +6,6 @@ import asyncio
 import os
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from context_compiler import SQLiteStore
 from context_compiler.chat.transcript import Transcript
 from context_compiler.messages.bodies import load_messages
 from tests.chat.support import NOON, Model, Room, texts
+from tests.support.warm import kill, python
 
 LONG = "Please look at the table of receipts again and tell me about the queue. " * 8
 
@@ -298,10 +298,10 @@ time.sleep(3_600)
 
 def test_a_killed_terminal_releases_the_transcript(tmp_path: Path) -> None:
     mine = Transcript(tmp_path, "talk")
-    with subprocess.Popen([sys.executable, "-c", SPEAKING, tmp_path], stdout=subprocess.PIPE) as other:
+    with subprocess.Popen([python(), "-c", SPEAKING, tmp_path], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline()
         assert not mine.acquire()
-        other.kill()
+        kill(other)
     assert mine.acquire() and mine.fault is None
     mine.close()
     assert [path.name for path in tmp_path.iterdir()] == ["talk.md"]

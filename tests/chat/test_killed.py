@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.chat.support import Model, Room, texts
+from tests.support.warm import kill, python
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +33,7 @@ asyncio.run(main())
 def shown_until_killed(room: Room, pieces: int, *, endless: bool) -> str:
     """What was on the screen when the process died."""
     process = subprocess.Popen(
-        [sys.executable, "-c", TALK, str(endless)],
+        [python(), "-c", TALK, str(endless)],
         cwd=room.path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYDANTIC_AI_NO_BANNER": "1"},
         stdout=subprocess.PIPE,
@@ -43,7 +42,7 @@ def shown_until_killed(room: Room, pieces: int, *, endless: bool) -> str:
     with process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(pieces)]
-        process.send_signal(signal.SIGKILL)
+        kill(process)
         lines += process.stdout.readlines()
     return "".join(eval(line) for line in lines if line.endswith("\n"))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from context_compiler import SQLiteStore
 from context_compiler.messages.history import Reader
 from context_compiler.tokens import TokenCounter
+from tests.support.warm import python
 
 MESSAGES = 2_000
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ def conversation() -> list[ModelMessage]:
 def one_answer(folder: Path, when: str) -> dict[str, Any]:
     """Answer once in a process of its own, at once or when what the answer needs is ready."""
     done = subprocess.run(
-        [sys.executable, "-c", ONE_ANSWER, when],
+        [python(), "-c", ONE_ANSWER, when],
         cwd=folder,
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Command
+from tests.support.warm import python
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "review_loop.dot"
@@ -74,7 +75,7 @@ def test_events_are_json_lines_and_the_last_is_the_result(cc: Command) -> None:
 
 
 def test_a_gate_asks_on_the_terminal(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "context_compiler", "pipeline", "run", str(EXAMPLE), "--simulate"]
+    command = [python(), "-m", "context_compiler", "pipeline", "run", str(EXAMPLE), "--simulate"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     given = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "check": False, "timeout": 60}
     done = subprocess.run(command, input="y\n", **given)
@@ -98,7 +99,7 @@ LATE = """digraph late {
 def test_input_typed_before_a_question_is_shown_does_not_answer_it(tmp_path: Path) -> None:
     (tmp_path / "late.dot").write_text(LATE)
     person, terminal = os.openpty()
-    command = [sys.executable, "-m", "context_compiler", "pipeline", "run", "late.dot", "--simulate", "--id", "r"]
+    command = [python(), "-m", "context_compiler", "pipeline", "run", "late.dot", "--simulate", "--id", "r"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -228,7 +229,7 @@ WAITING = """digraph g {
 @pytest.mark.parametrize("form", ["--json", "--events"])
 def test_a_run_that_ctrl_c_stops_prints_its_document_and_is_stopped(form: str, cc: Command, tmp_path: Path) -> None:
     (tmp_path / "waiting.dot").write_text(WAITING)
-    command = [sys.executable, "-m", "context_compiler", "pipeline", "run", "waiting.dot", "--simulate", "--id", "w"]
+    command = [python(), "-m", "context_compiler", "pipeline", "run", "waiting.dot", "--simulate", "--id", "w"]
     done = subprocess.run(
         [*command, form], cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from context_compiler.pipeline import SQLiteRuns
 from tests.cli.conftest import Command
 from tests.pipeline.resuming import half
+from tests.support.warm import kill, python
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "release_notes.md"
@@ -174,14 +174,14 @@ def test_pipeline_commands_take_workflows_too(cc: Command, steps: Path) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="there is no SIGKILL on this system")
 def test_a_killed_run_is_resumed_by_the_next_process(cc: Command, steps: Path) -> None:
     steps.write_text("".join(f"## Step {n}\n@context-helper extractive\nDo it.\n" for n in range(60)))
-    command = [sys.executable, "-m", "context_compiler", "workflow", "run", str(steps), "--simulate", "--events"]
+    command = [python(), "-m", "context_compiler", "workflow", "run", str(steps), "--simulate", "--events"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     ) as run:
         assert run.stdout is not None
         for line in run.stdout:
             if json.loads(line).get("node") == "step_9":
-                run.kill()
+                kill(run)
                 break
     assert run.wait() == -signal.SIGKILL
     assert cc("workflow", "show", steps, "--json").json["run"]["status"] == "stopped"

@@ -7,7 +7,6 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from context_compiler.errors import CompileError, SettingsError, StoreError
 from context_compiler.manager import SQLiteMemory
 from context_compiler.record.store import SQLiteStore
 from tests.manager.fakes import Scribe, managed, said, talk
+from tests.support.warm import python
 
 ROOT = Path(__file__).parents[2]
 
@@ -250,7 +250,7 @@ async def test_a_checkout_is_complete_even_if_the_process_is_killed(path: Path, 
     await memory.close()
     early, late = commits
     copies = [shutil.copy(path, tmp_path / f"{number}.db") for number in range(5)]
-    subprocess.run([sys.executable, "-c", DYING, early, late, *copies], cwd=ROOT, check=True, timeout=100)
+    subprocess.run([python(), "-c", DYING, early, late, *copies], cwd=ROOT, check=True, timeout=100)
     for copy in copies:
         await look(copy)
 

@@ -20,6 +20,7 @@ from context_compiler.tokens import TokenCounter
 from tests.recall.test_blocks import ASK, BUDGET, SECRET, TITLE, block_of, past, talked, text_of, words
 from tests.support.agents import Notes, Talker, compiler, run, unstamped
 from tests.support.builders import prose
+from tests.support.warm import python
 
 ROOT = Path(__file__).parents[2]
 
@@ -160,9 +161,9 @@ for record in ("kept", "off"):
 def test_a_new_process_in_the_middle_of_a_turn_finds_the_same_block(tmp_path: Path) -> None:
     """Without a record it is found anew, whatever the seed of hashing is."""
     all_sent: dict[str, list[list[ModelMessage]]] = {"kept": [], "off": []}
-    for seed in ("1", "2"):
+    for program, seed in ((python(), "random"), (sys.executable, "1")):
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path)],
+            [program, "-W", "ignore", "-c", PROGRAM, str(tmp_path)],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed},
             capture_output=True,

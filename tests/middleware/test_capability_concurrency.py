@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from context_compiler.record import files
 from context_compiler.record.store import open_place
 from tests.support.agents import Notes, Talker, compiler, run, unstamped
 from tests.support.histories import long_history, prose, user
+from tests.support.warm import python
 
 BUDGET = 3_000
 ROOT = Path(__file__).parents[2]
@@ -319,7 +319,7 @@ async def test_concurrent_processes_on_one_file_lose_nothing(tmp_path: Path) -> 
     file = tmp_path / "record.db"
     started = [
         subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", PROCESS, str(file), name],
+            [python(), "-W", "error", "-c", PROCESS, str(file), name],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stderr=subprocess.PIPE,

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from context_compiler.pipeline import RunQueue, SQLiteRuns
 from tests.pipeline.conftest import opened
 from tests.support.postgres import Cluster
+from tests.support.warm import python
 
 pytest.importorskip("dbos")
 
@@ -35,7 +35,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Start, RunQue
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def start(how: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "tests.pipeline.dbos_run", str(tmp_path), how]
+        command = [python(), "-m", "tests.pipeline.dbos_run", str(tmp_path), how]
         return subprocess.Popen(
             [*command, *([address] if address else [])],
             stdout=subprocess.PIPE,

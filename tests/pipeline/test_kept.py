@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,6 +30,7 @@ from context_compiler.pipeline.state import Hashes, Lineage, Thread
 from context_compiler.pipeline.stores import own_run
 from tests.pipeline.conftest import Open
 from tests.pipeline.playing import graph
+from tests.support.warm import kill, python
 
 STATE = RunState(
     lineage=Lineage(root_run_id="r", attempt=2, parent_run_id="r"),
@@ -209,11 +209,11 @@ with own_run(Path(sys.argv[1]), "r"):
 
 def test_a_process_that_is_killed_owns_no_run(tmp_path: Path) -> None:
     path = tmp_path / "runs" / ".lock"
-    with subprocess.Popen([sys.executable, "-c", OWNING, path], stdout=subprocess.PIPE) as other:
+    with subprocess.Popen([python(), "-c", OWNING, path], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline()
         with pytest.raises(PipelineError, match="under way elsewhere"), own_run(path, "r"):
             pass
-        other.kill()
+        kill(other)
     with own_run(path, "r"):
         assert path.exists()
     assert not path.exists()
@@ -239,6 +239,6 @@ asyncio.run(runs.close())
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="open files cannot be listed on this system")
 def test_a_forked_process_has_no_run_store_open(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", FORKING, str(tmp_path / "runs.db")]
+    command = [python(), "-c", FORKING, str(tmp_path / "runs.db")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.stdout, done.stderr) == ("0 []\n", "")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.warm import python
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reas
 def killed(folder: Path, where: str) -> dict[str, Any]:
     """What came of killing a run at an event of each kind."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.pipeline.killing", str(folder), where],
+        [python(), "-m", "tests.pipeline.killing", str(folder), where],
         capture_output=True,
         text=True,
         check=False,
@@ -43,7 +44,7 @@ def kill_workers(place: str) -> dict[str, Any]:
     """What came of killing workers in the middle of submitted runs."""
     options = ["--runs", "2", "--kills", "4", "--workers", "2", "--seed", "7"]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.workers", "kills", place, *options],
+        [python(), "-m", "benchmarks.workers", "kills", place, *options],
         capture_output=True,
         text=True,
         check=False,

@@ -16,6 +16,7 @@ import pytest
 from context_compiler.errors import StoreError
 from context_compiler.record.store import SQLiteStore
 from tests.record.entries import Talk, request, talk
+from tests.support.warm import python
 
 
 async def test_a_lock_held_elsewhere_is_reported(impatient: None, file: SQLiteStore):
@@ -87,7 +88,7 @@ async def main():
 asyncio.run(main())
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, tmp_path / "context.db"],
+        [python(), "-c", script, tmp_path / "context.db"],
         capture_output=True,
         text=True,
         timeout=300,
@@ -190,7 +191,7 @@ async def test_a_read_only_folder_can_be_read_and_refuses_writes(full: SQLiteSto
         shutil.copyfile(full.path, folder / "context.db")
         (folder / "context.db").chmod(0o444)
         folder.chmod(0o555)
-        command = [sys.executable, "-c", UNPRIVILEGED, name]
+        command = [python(), "-c", UNPRIVILEGED, name]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         folder.chmod(0o755)
         lines = done.stdout.splitlines()

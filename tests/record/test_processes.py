@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 
 from context_compiler.record.store import SQLiteStore
 from tests.record.entries import NOW, Talk, request
+from tests.support.warm import python
 
 WRITER = """
 import asyncio, os, random, signal, sys, time
@@ -64,7 +64,7 @@ for round in range(int(sys.argv[2])):
 
 def writer(path: Path, name: str, count: int) -> subprocess.Popen[str]:
     """A process that is ready to write; it begins when it is told to."""
-    command = [sys.executable, "-c", ONE, str(path), name, str(count)]
+    command = [python(), "-c", ONE, str(path), name, str(count)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -112,7 +112,7 @@ async def test_two_processes_lose_no_rows_and_share_what_they_compile(tmp_path: 
 async def test_a_process_killed_at_any_moment_loses_nothing_acknowledged(tmp_path: Path):
     path = tmp_path / "context.db"
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(path), "30"], capture_output=True, text=True, timeout=800, check=True
+        [python(), "-c", KILLED, str(path), "30"], capture_output=True, text=True, timeout=800, check=True
     )
     assert done.stderr == ""
     lines = done.stdout.splitlines()
@@ -157,7 +157,7 @@ print(codes, len(asyncio.run(store.views())), asyncio.run(store.verify()), len(a
 
 
 def test_a_process_that_forks_while_it_saves_loses_nothing(tmp_path: Path):
-    command = [sys.executable, "-W", "error", "-c", FORKED, str(tmp_path / "context.db")]
+    command = [python(), "-W", "error", "-c", FORKED, str(tmp_path / "context.db")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     assert (done.stdout, done.stderr) == (f"[0, 0, 0, 0] {3 + 60 + 60 + 20} () {3 + 60 + 20}\n", "")
 
@@ -185,7 +185,7 @@ print(len(loop.run_until_complete(compiler.views("one"))))
 
 
 def test_a_forked_child_that_inherits_a_loop_does_not_wait_for_ever(tmp_path: Path):
-    command = [sys.executable, "-c", SHARED_LOOP, str(tmp_path / "context.db")]
+    command = [python(), "-c", SHARED_LOOP, str(tmp_path / "context.db")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("41\n", "", 0)
 
@@ -199,7 +199,7 @@ class Interrupted(Talk):
         if not self.read:
             delete = "import asyncio, sys; from context_compiler import SQLiteStore"
             delete += "; asyncio.run(SQLiteStore(sys.argv[1]).delete('ours'))"
-            subprocess.run([sys.executable, "-c", delete, self.path], check=True)
+            subprocess.run([python(), "-c", delete, self.path], check=True)
         return super().body(index)
 
 

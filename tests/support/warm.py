@@ -2,7 +2,8 @@
 
 `python -m tests.support.warm SOCKET` waits for requests: of `Child`, and of the program that `write_command` writes for
 a shell. Each child gets the arguments, folder, environment and standard files of its request, so that pipes and
-terminals are what they would be. That commands also begin cold is for other tests to show.
+terminals are what they would be. The program ends as its child does, and its child with it. That commands also begin
+cold, and what Python does at its exit, is for other tests to show.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import termios
 import traceback
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from fcntl import ioctl
@@ -33,18 +35,35 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 
 ASK = """#!{python} -IS
-import json, os, socket, sys
+import json, os, signal, socket, sys
 there = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 there.connect({address!r})
 request = [{before!r} + sys.argv[1:], os.getcwd(), dict(os.environ), False]
 socket.send_fds(there, [json.dumps(request).encode()], [0, 1, 2])
-there.recv(16)
-sys.exit(int(there.recv(16) or 70))
+child = int(there.recv(16))
+passed = signal.SIGINT, signal.SIGTERM
+for number in passed:
+    signal.signal(number, lambda number, _: os.kill(child, number))
+signal.signal(signal.SIGQUIT, lambda *_: os.kill(child, signal.SIGKILL))
+code = int(there.recv(16))
+for number in passed:
+    signal.signal(number, signal.SIG_DFL)
+if code < 0:
+    os.kill(os.getpid(), -code)
+sys.exit(code)
 """
-"""A program that ends as its child does; 70 where that was killed."""
+"""A program that passes signals on to its child, SIGQUIT as SIGKILL, and ends as that does."""
 
 SCRIPT = "--script"
-"""First argument of a request that runs the script, or after `-c` or `-m` the code or module, in the next ones."""
+"""First argument of a request that runs the script, or after `-c` or `-m` the code or module, in the next ones.
+
+Before these, `-W` and an action for warnings may stand.
+"""
+
+ANEW = (
+    "import sys; [sys.modules.pop(name) for name in [*sys.modules] if name.partition('.')[0] == 'context_compiler']; "
+)
+"""Beginning of code that imports this package anew, and nothing else."""
 
 LONGEST = 100_000
 """Bytes of a request."""
@@ -86,6 +105,12 @@ def python() -> str:
     return str(path)
 
 
+def kill(program: subprocess.Popen[Any]) -> None:
+    """Kill the child of a program, and wait for the end of both."""
+    program.send_signal(signal.SIGQUIT)
+    program.wait()
+
+
 class Child:
     """The command line, as `subprocess.Popen` would run it on a terminal of its own."""
 
@@ -109,7 +134,7 @@ class Child:
         if self.returncode is None:
             self._there.settimeout(timeout)
             try:
-                self.returncode = int(self._there.recv(16) or -signal.SIGKILL)
+                self.returncode = int(self._there.recv(16))
             except BlockingIOError:
                 raise TimeoutError from None
             self._there.close()
@@ -123,7 +148,6 @@ class Child:
 def serve(path: str) -> None:
     """Start a child for each request."""
     import_everything()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a child: its connection tells the end
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as here:
         here.bind(path)
         here.listen(16)
@@ -135,9 +159,18 @@ def serve(path: str) -> None:
                 request, files, *_ = socket.recv_fds(there, LONGEST, 3)
                 if os.fork() == 0:
                     here.close()
-                    run(there, files, *json.loads(request))
+                    attend(there, files, json.loads(request))
             for file in files:
                 os.close(file)
+            reap(os.WNOHANG)
+        reap(0)
+
+
+def reap(options: int) -> None:
+    """Wait for children, so that their CPU time is counted."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, options)[0]:
+            pass
 
 
 def import_everything() -> None:
@@ -155,11 +188,26 @@ def import_everything() -> None:
         import_module("context_compiler.cli.root").app(["compile", demo, "--db", f"{folder}/context.db"])  # schemas
 
 
-def run(
-    there: socket.socket, files: list[int], args: list[str], folder: str, env: dict[str, str], terminal: bool
-) -> None:
-    """Be the command line, and report its number and its exit code."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def attend(there: socket.socket, files: list[int], request: list[Any]) -> None:
+    """Start the command line, report its number and how it ended, and end it if nobody listens any more."""
+    child = os.fork()
+    if child == 0:
+        there.close()
+        run(files, *request)
+    for file in files:
+        os.close(file)
+    there.send(b"%d" % child)
+    ended = os.pidfd_open(child)
+    if ended not in select.select([there, ended], [], [])[0]:
+        os.kill(child, signal.SIGKILL)
+    with suppress(BrokenPipeError):
+        there.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    os._exit(0)
+
+
+def run(files: list[int], args: list[str], folder: str, env: dict[str, str], terminal: bool) -> None:
+    """Be the command line."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell in the background would ignore
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
@@ -175,7 +223,6 @@ def run(
     sys.stdin = open(0, encoding="utf-8", closefd=False)
     sys.stdout = open(1, "w", 1 if os.isatty(1) else -1, encoding="utf-8", closefd=False)
     sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    there.send(b"%d" % os.getpid())
     code: Any = 1
     try:
         if args[:1] == [SCRIPT]:
@@ -189,12 +236,14 @@ def run(
         traceback.print_exc()
     finally:
         sys.stdout.flush()
-        there.send(b"%d" % code)
         os._exit(code)
 
 
 def run_python(args: list[str]) -> None:
     """Run a script, or after `-c` or `-m` code or a module."""
+    if args[0] == "-W":
+        warnings.simplefilter(args[1])  # pyright: ignore[reportArgumentType]
+        args = args[2:]
     sys.argv = args
     if args[0] == "-c":
         sys.argv = ["-c", *args[2:]]

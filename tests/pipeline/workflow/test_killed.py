@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.warm import python
 
 ROOT = Path(__file__).parents[3]
 
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
 def test_killed_at_any_moment_and_resumed_from_the_command_line_it_ends_the_same(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.pipeline.workflow.killing", str(tmp_path)],
+        [python(), "-m", "tests.pipeline.workflow.killing", str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,
