@@ -42,6 +42,7 @@ from context_compiler.middleware.replay import LiveSession, PlainSession, everyt
 from context_compiler.recall import ranking
 from context_compiler.tokens import TokenCounter
 from tests.support.histories import assistant, user
+from tests.support.warm import python
 
 ROOT = Path(__file__).parents[1]
 NO_DATA = Data(None, fast=True)
@@ -480,7 +481,7 @@ def measured(out: Path, *more: str) -> str:
 def benchmarked(out: Path, *more: str) -> str:
     """What the command prints, in a process of its own."""
     run = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "--fast", "--out", str(out), *more],
+        [python(), "-m", "benchmarks", "--fast", "--out", str(out), *more],
         capture_output=True,
         text=True,
         cwd=ROOT,

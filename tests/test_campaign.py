@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,13 @@ from benchmarks.campaign.strict import refusals
 from context_compiler.cli.screen import Screen
 from context_compiler.compiler.policy import Plan
 from tests.support.builders import answer, assistant, call, exchange, user
+from tests.support.warm import python
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_a_short_campaign_finds_nothing() -> None:
-    command = [sys.executable, "-m", "benchmarks.campaign", "--seed", "5", "--jobs", "1", "--cases", "1"]
+    command = [python(), "-m", "benchmarks.campaign", "--seed", "5", "--jobs", "1", "--cases", "1"]
     done = subprocess.run([*command, "--minutes", "0.2"], cwd=ROOT, capture_output=True, text=True, timeout=600)
     lines = done.stdout.splitlines()
     assert (done.returncode, lines[-1]) == (0, "faults: 0"), done.stdout[-4_000:] + done.stderr[-2_000:]

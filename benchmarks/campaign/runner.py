@@ -79,6 +79,10 @@ class Report:
         return 1 if self.faults else 0
 
 
+WORKERS = multiprocessing.get_context("forkserver")
+WORKERS.set_forkserver_preload([__name__])  # imports once for the workers of all parts
+
+
 def hush() -> None:
     """Silence logs and warnings, because cases provoke them."""
     logging.disable(logging.CRITICAL)
@@ -108,7 +112,7 @@ def _numbers(most: int | None, end: float) -> Iterator[int]:
 
 def _run_part(name: str, seed: int, numbers: Iterator[int], jobs: int, scale: float) -> Iterator[Case]:
     """Yield the cases of a part as they end; if a worker dies or hangs, the cases under way are faults, and it ends."""
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), hush) as pool:
+    with ProcessPoolExecutor(jobs, WORKERS, hush) as pool:
         running: dict[Future[Case], int] = {}
         while True:
             for number in islice(numbers, jobs - len(running)):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from context_compiler.paths import install_command
-from tests.cli.conftest import DEMO, Command, chat, message, one_line, written
+from tests.cli.conftest import DEMO, Command, Said, chat, message, one_line, written
 
 WAYS = ["everything", "the newest that fit", "context-compiler"]
 
@@ -39,6 +39,15 @@ def test_every_request_of_the_transcript_is_sent_three_ways(cc: Command, talk: P
     assert rows["everything"]["cost"] == 1
     assert rows["everything"]["largest"] > 600 >= rows["context-compiler"]["largest"]
     assert rows["context-compiler"]["compiles"] > 0
+    assert_progress(said)
+
+
+def assert_progress(said: Said) -> None:
+    """Progress is written as lines to standard error."""
+    first, *measured = said.err.splitlines()
+    assert first == "talk: replaying 8 requests in 3 ways; this may take a minute"
+    assert sorted(line.split(": 8 requests in ")[0] for line in measured) == sorted(WAYS)
+    assert "replaying" not in said.out
 
 
 def test_a_model_without_a_known_price_is_refused(cc: Command, talk: Path) -> None:
@@ -66,7 +75,7 @@ def test_the_verdict_is_the_cheapest_setting_tried_and_agrees_with_the_table(cc:
 
 
 def test_the_verdict_on_a_recorded_session_is_that_of_its_transcript(cc: Command, tmp_path: Path) -> None:
-    talk = written(tmp_path / "talk.json", chat(14, words=60))
+    talk = written(tmp_path / "talk.json", chat(7, words=60))
     cc("compile", talk, "--budget", 700, "--session", "talk", "--db", "talk.db")
     recorded = cc("views", "verdict", "talk", "--db", "talk.db", "--json").json
     measured = cc("bench", talk, "--budget", 700, "--json").json
@@ -85,44 +94,28 @@ def test_the_verdict_of_a_short_session_names_the_size_from_which_a_view_pays(cc
     )
 
 
-def test_a_window_breaks_pairs_and_a_view_does_not(cc: Command, work: Path) -> None:
-    rows = {row["way"]: row for row in cc("bench", work, "--budget", 1500, "--recall", 0.5, "--json").json["ways"]}
-    assert rows["the newest that fit"]["broken"] > 0 == rows["context-compiler"]["broken"]
-
-
-@pytest.mark.parametrize("how", [(), ("--json",)])
-def test_without_a_terminal_text_is_plain_and_progress_is_written_as_lines_to_standard_error(
-    cc: Command, talk: Path, how: tuple[str, ...]
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_text_is_plain_without_a_terminal_and_a_table_that_fits_in_one_and_the_picture_is_the_same(
+    cc: Command, talk: Path, tmp_path: Path
 ) -> None:
-    said = cc("bench", talk, "--budget", 600, *how)
+    pictures = [tmp_path / "one.svg", tmp_path / "two.svg"]
+    drawn = [("--plot", path) if find_spec("matplotlib") else () for path in pictures]
+    said = cc("bench", talk, "--budget", 600, *drawn[0])
     assert said.code == 0 and "\x1b" not in said.out and all(way in said.out for way in WAYS)
-    assert how or "replayed within a budget of 600" in said.out
-    first, *measured = said.err.splitlines()
-    assert first == "talk: replaying 8 requests in 3 ways; this may take a minute"
-    assert sorted(line.split(": 8 requests in ")[0] for line in measured) == sorted(WAYS)
-    assert "replaying" not in said.out
-
-
-def test_a_terminal_gets_a_table_that_fits(cc: Command, talk: Path) -> None:
-    said = cc("bench", talk, "--budget", 600, terminal=80)
-    assert "\x1b[" in said.out
+    assert "replayed within a budget of 600" in said.out
+    assert_progress(said)
+    said = cc("bench", talk, "--budget", 600, *drawn[1], terminal=80)
+    assert said.code == 0 and "\x1b[" in said.out
     assert all(len(line) <= 80 for line in said.plain.splitlines() if "context-compiler" in line)
+    if any(drawn):
+        one, two = (path.read_text() for path in pictures)
+        assert one.startswith("<?xml") and "</svg>" in one and one == two
 
 
 def test_a_transcript_without_answers_is_refused(cc: Command, tmp_path: Path) -> None:
     said = cc("bench", written(tmp_path / "asked.json", [message("user", "Hello?")]))
     assert said.code == 2
     assert "no request can be replayed" in one_line(said)
-
-
-@pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_picture_is_an_svg_that_stays_the_same(cc: Command, talk: Path, tmp_path: Path) -> None:
-    for name in ("one.svg", "two.svg"):
-        assert cc("bench", talk, "--budget", 600, "--plot", tmp_path / name).code == 0
-    drawn = (tmp_path / "one.svg").read_text()
-    assert drawn.startswith("<?xml") and "</svg>" in drawn
-    assert drawn == (tmp_path / "two.svg").read_text()
 
 
 def test_a_missing_matplotlib_names_the_extra(
@@ -142,11 +135,18 @@ def test_a_missing_matplotlib_names_the_extra(
     assert not (tmp_path / "one.svg").exists()
 
 
-def test_recall_and_trigger_can_be_tried_out(cc: Command, work: Path) -> None:
-    def ours(*options: object, **env: str) -> Any:
-        row = cc("bench", work, "--budget", 1500, *options, "--json", **env).json["ways"][2]
-        return {**row, "median_ms": None}
+def test_recall_and_trigger_can_be_tried_out_and_a_window_breaks_pairs_where_a_view_does_not(
+    cc: Command, work: Path
+) -> None:
+    def replayed(*options: object, **env: str) -> list[Any]:
+        rows = cc("bench", work, "--budget", 1500, *options, "--json", **env).json["ways"]
+        return [{**row, "median_ms": None} for row in rows]
 
-    default, off = ours(), ours("--recall", 0)
+    def ours(*options: object, **env: str) -> Any:
+        return replayed(*options, **env)[2]
+
+    _, window, default = replayed()
+    assert window["way"] == "the newest that fit" and window["broken"] > 0 == default["broken"]
+    off = ours("--recall", 0)
     assert off["tokens"] < default["tokens"] and off == ours(CONTEXT_COMPILER_RECALL="0")
     assert ours("--trigger", 0.5)["compiles"] > default["compiles"]

@@ -31,7 +31,7 @@ from context_compiler.testing import LiveConversation, live_async
 from tests.support.agents import Notes, Talker, compiler, run
 from tests.support.builders import prose
 
-BUDGET, TURNS = 1_500, 30
+BUDGET, TURNS = 1_200, 24
 FACT = "By the way, the staging database is called heron."
 ASK = "What is the staging database called?"
 
@@ -365,7 +365,7 @@ async def test_text_added_to_a_prompt_and_removed_from_the_history_keeps_the_con
 
     async def lived(documents: int) -> Life:
         life = kind(2_000)
-        for number, typed in enumerate([*map(matter, range(TURNS)), ASK]):
+        for number, typed in enumerate([*map(matter, range(30)), ASK]):
             added = f"<documents>\nDocument {number}: {prose(900 + number, documents)}\n</documents>"
             await life.turn("\n\n".join([added, typed] if where == "before" else [typed, added]), stripped)
             life.last.assert_in_context(f"Document {number}:")
@@ -443,7 +443,7 @@ class Deferring(Life):
 async def test_a_question_after_a_prompt_that_came_with_the_result_of_a_deferred_call_finds_the_fact(
     carry: Carry,
 ) -> None:
-    life = Deferring(1_500)
+    life = Deferring(BUDGET)
     await life.matters(20, carry)
     await life.order("Good.", carry)
     life.last.assert_not_in_context("heron")
@@ -538,7 +538,7 @@ async def test_an_answer_that_did_not_fit_is_recalled_once_the_view_is_cut_back(
     ("budget", "settings", "length"),
     [
         (1_000, {}, {}),
-        (1_000, {"recent_turns": "all"}, {"turns": 38, "first": 26}),
+        (1_000, {"recent_turns": "all"}, {"turns": 32, "first": 26}),
         (2_000, {"trigger": 0.9}, {}),
         (2_000, {"background": True}, {}),
         (4_000, {}, {}),
@@ -549,7 +549,7 @@ async def test_every_question_keeps_its_answer_in_a_turn_with_tools(
     budget: int, settings: dict[str, Any], length: dict[str, int]
 ) -> None:
     life = Working(budget, **settings)
-    await life.work(**length)
+    await life.work(**{"turns": 16, "first": 10, **length})
     life.assert_within(budget=budget, pairs=True)
 
 

@@ -94,7 +94,7 @@ async def test_beyond_a_size_a_part_costs_hardly_more() -> None:
         return cpu(lambda: threading_run(lived("result", text)))
 
     work(1_000)
-    few, many = work(2 * LONG), work(10 * LONG)
+    few, many = work(LONG), work(5 * LONG)
     assert many < max(1.0, 3 * few), (few, many)
 
 
