@@ -20,7 +20,7 @@ quick:  ## Run the quick tests: seconds
 	$(PYTHON) -m pytest -q -n 2 -m "not slow"
 
 test:  ## Run every test: minutes
-	$(PYTHON) -m pytest -q -n 4 -p tests.support.slow
+	$(PYTHON) -m pytest -q -n 3 -p tests.support.slow
 
 lint:  ## Check style, language, sizes and the direction of imports
 	$(VENV)/bin/ruff check .

@@ -180,18 +180,18 @@ WORDS = (
 
 
 def generated_conversations() -> list[Conversation]:
-    """Generate two conversations of eighty turns; each fact is mentioned once and asked for at the end."""
+    """Generate two conversations of forty turns; each fact is mentioned once and asked for at the end."""
     return [_generated(random.Random(seed), f"generated {seed}") for seed in (1, 2)]
 
 
 def _generated(draw: random.Random, name: str) -> Conversation:
     messages: list[ModelMessage] = []
     questions: list[Question] = []
-    for turn in range(80):
+    for turn in range(40):
         thing, place = f"{draw.choice(WORDS)}{turn}", f"{draw.choice(WORDS)} {draw.randint(100, 999)}"
         fact = f"The {thing} is kept in {place}, since the {draw.choice(WORDS)} was moved."
         chatter = " ".join(draw.choices(WORDS, k=25))
-        if turn % 8 == 3:
+        if turn % 4 == 3:
             asked = f"Where is the {thing} kept?"
             at = len(messages)
             questions.append(Question(text=asked, evidence=(fact,), kind="fact", answer=f"In {place}.", after=at))

@@ -226,7 +226,7 @@ def test_questions_are_separate_turns_after_their_evidence_and_asked_once() -> N
     conversation = generated_conversations()[0]
     _, turns = lived.turns_of(conversation)
     asked = [turn.question for turn in turns if turn.question is not None]
-    assert len(turns) == 90 and sorted(one.text for one in asked) == sorted(one.text for one in conversation.questions)
+    assert len(turns) == 50 and sorted(one.text for one in asked) == sorted(one.text for one in conversation.questions)
     prompts = [_said(turn.prompt) for turn in turns]
     for question in asked:
         assert prompts.index(question.evidence[0]) < prompts.index(question.text)
@@ -261,7 +261,7 @@ def test_a_live_agent_keeps_its_budget_with_a_tool_in_every_question_turn() -> N
     conversation = generated_conversations()[0]
     found = asyncio.run(lived.ours(conversation, 2_000, NO_DATA, scenario="toolask", model="bland", paired=True))
     assert (found.over, found.broken) == (0, 0)
-    assert found.requests == 80 + 2 * 10
+    assert found.requests == 40 + 2 * 10
     assert len(found.held) == len(found.one_shot) == 10
     assert 1 <= found.asked <= found.compiles < 20
 

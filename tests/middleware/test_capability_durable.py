@@ -13,14 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import warm
+
 ROOT = Path(__file__).parents[2]
 
 needs_dbos = pytest.mark.skipif(importlib.util.find_spec("dbos") is None, reason="dbos is not installed")
 
 
-def program(name: str, *words: object) -> subprocess.CompletedProcess[str]:
+def program(python: str, name: str, *words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", f"tests.support.{name}", *map(str, words)],
+        [python, "-W", "ignore", "-m", f"tests.support.{name}", *map(str, words)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -33,9 +35,9 @@ def program(name: str, *words: object) -> subprocess.CompletedProcess[str]:
 @needs_dbos
 def test_a_replay_repeats_the_compile_and_the_inputs_of_the_run(tmp_path: Path) -> None:
     """What was learnt of the provider before the run is gone in the new process, and what was stored is there now."""
-    died = program("durable", tmp_path)
+    died = program(warm.python(), "durable", tmp_path)
     assert died.returncode == 42, died.stderr
-    recovered = program("durable", tmp_path)
+    recovered = program(warm.python(), "durable", tmp_path)
     assert recovered.returncode == 0, recovered.stderr
     assert "UnexpectedStep" not in died.stderr + recovered.stderr
     result = json.loads(recovered.stdout)
@@ -58,7 +60,7 @@ needs_temporal = pytest.mark.skipif(
 @needs_temporal
 def test_a_temporal_workflow_is_replayed_with_its_compile(tmp_path: Path) -> None:
     """Its loop hears nothing of other threads and may open no file, but its requests are compiled and recorded."""
-    result = program("temporal", tmp_path, TEMPORAL or "")
+    result = program(sys.executable, "temporal", tmp_path, TEMPORAL or "")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])
     assert found["output"] == "done" and found["compiled"] == ["once"]
@@ -77,7 +79,7 @@ def prefect_starts() -> bool:
 
 @pytest.mark.skipif(not prefect_starts(), reason="prefect is missing, or its server cannot start")
 def test_a_prefect_flow_is_repeated_with_its_compile(tmp_path: Path) -> None:
-    result = program("prefect", tmp_path)
+    result = program(sys.executable, "prefect", tmp_path)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])
     assert found["tried"] == ["done", "done"] and found["compiled"] == ["once"]

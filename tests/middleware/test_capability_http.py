@@ -191,7 +191,7 @@ async def test_a_broken_history_is_accepted(provider: str, where: str) -> None:
 
 
 @pytest.mark.parametrize("provider", SERVERS)
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_history_is_accepted_at_any_budget(provider: str, data: st.DataObject, sync_loop: Any) -> None:
     kind, name = SERVERS[provider]

@@ -26,8 +26,10 @@ async def ask(server: LlamaServer, turns: range, history: Any, **given: Any) -> 
     return history
 
 
-@pytest.mark.parametrize("factor", [1.1, 1.2, 1.3])
-@pytest.mark.parametrize("budget", [2_000, 4_000])
+BUDGETS_AND_FACTORS = pytest.mark.parametrize(("budget", "factor"), [(2_000, 1.1), (2_000, 1.3), (4_000, 1.2)])
+
+
+@BUDGETS_AND_FACTORS
 async def test_a_history_that_fills_the_budget_is_within_it_from_the_second_request_on(
     budget: int, factor: float
 ) -> None:
@@ -37,8 +39,7 @@ async def test_a_history_that_fills_the_budget_is_within_it_from_the_second_requ
         assert max(server.prompt_tokens[1:]) <= budget
 
 
-@pytest.mark.parametrize("factor", [1.1, 1.2, 1.3])
-@pytest.mark.parametrize("budget", [2_000, 4_000])
+@BUDGETS_AND_FACTORS
 async def test_a_long_history_is_within_the_budget_from_the_second_request_on(budget: int, factor: float) -> None:
     with LlamaServer(100_000, factor=factor) as server:
         await ask(server, range(14), past(60), budget=budget)

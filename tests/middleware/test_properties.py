@@ -110,7 +110,7 @@ def check(history: list[ModelMessage], prompt: str | None, budget: int, choices:
         assert prompt in once.talker.sent[0].text
 
 
-@settings(suppress_health_check=QUICK, max_examples=24)
+@settings(suppress_health_check=QUICK)
 @given(history=histories(future=False, ends="prompt"), budget=BUDGETS, choices=CHOICES)
 def test_a_prompt_after_any_history(
     history: list[ModelMessage], budget: int, choices: dict[str, Any], sync_loop: asyncio.AbstractEventLoop
@@ -118,7 +118,7 @@ def test_a_prompt_after_any_history(
     check(history, "and what about now?", budget, choices, sync_loop)
 
 
-@settings(suppress_health_check=QUICK, max_examples=16)
+@settings(suppress_health_check=QUICK)
 @given(history=histories(future=False), budget=BUDGETS, choices=CHOICES)
 def test_any_history_without_a_prompt(
     history: list[ModelMessage], budget: int, choices: dict[str, Any], sync_loop: asyncio.AbstractEventLoop
@@ -126,7 +126,7 @@ def test_any_history_without_a_prompt(
     check(history, None, budget, choices, sync_loop)
 
 
-@settings(suppress_health_check=QUICK, max_examples=40)
+@settings(suppress_health_check=QUICK, max_examples=20)
 @given(history=histories(future=False, max_turns=7), budget=BUDGETS, choices=CHOICES, data=st.data())
 def test_any_history_thoroughly(
     history: list[ModelMessage],
