@@ -24,9 +24,7 @@ FILES = {
     "locomo": "locomo/conversations.json",
     "beam-100k": "beam/100K/*/*.json",
     "beam-500k": "beam/500K/*/*.json",
-    "swe": "swe_agent/*.traj",
-    "tau": "tau_bench/airline.json",
-    "pi": "pi_sessions/large-session.jsonl",
+    **{name: pattern for name, (pattern, _) in references.FILES.items()},
     **labelled.FILES,
 }
 """Glob pattern of the files of every set."""

@@ -8,7 +8,6 @@ function calls of SWE-agent), tau (airline agents) and pi (one long coding sessi
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,13 +38,6 @@ class Score:
     long: list[list[float]]
     over: int
     """Number of views above their budget."""
-
-
-def data_folder() -> Path | None:
-    """Return the folder of the data: CONTEXT_COMPILER_DATA, else next to the checkout; None if it does not exist."""
-    named = os.environ.get("CONTEXT_COMPILER_DATA")
-    folder = Path(named) if named else Path(__file__).parents[2] / "shared" / "data"
-    return folder if folder.is_dir() else None
 
 
 def load(name: str, folder: Path) -> list[list[ModelMessage]]:

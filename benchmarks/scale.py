@@ -21,11 +21,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelRequest, ModelResponse, TextPart, UserPromptPart
-
 from benchmarks.machine import machine
-from benchmarks.store import KEPT, MOVE_EVERY, SENT, Chain, compiled, recorded
-from context_compiler import ids
+from benchmarks.store import KEPT, MOVE_EVERY, Chain, append, compiled, recorded
 from context_compiler.record import queries
 from context_compiler.record.files import BUSY_TIMEOUT_MS, FileDatabase, open_file
 from context_compiler.record.values import Cycle, Entry
@@ -60,34 +57,21 @@ def entries(name: str, turns: int) -> Iterator[Entry]:
     raw, view = Chain([], [], [], indexed=True), Chain([], [], [], indexed=False)
     for turn in range(turns):
         texts = [f"{name} asks about part {turn} of the plan, and why.", f"Part {turn} of {name}: " + "because " * 20]
-        _append(raw, texts)
+        append(raw, texts)
         made = cycle = None
         if turn and turn % MOVE_EVERY == 0:
             summary, tip = f"A summary of {turn} turns of {name}.", raw.ids[-KEPT]
             view = Chain([], [], [], indexed=False)
-            _append(view, [summary, *raw.texts[1 - KEPT :]])
+            append(view, [summary, *raw.texts[1 - KEPT :]])
             made = replace(compiled(tip, summary, "A long prompt. " * 40, turn), session_id=name)
             cycle = Cycle(tip=tip, config="benchmark", state=json.dumps({"summary": summary}))
         elif view.ids:
-            _append(view, texts)
+            append(view, texts)
         sent = view if view.ids else raw
         record = recorded(turn, raw, sent)
         ledger = {**record.ledger, "price": PRICE}
         record = replace(record, session_id=name, run_id=f"{name}-{turn}", ledger=ledger)
         yield Entry(record=record, raw=raw, view=sent, compile=made, cycle=cycle)
-
-
-def _append(chain: Chain, texts: Sequence[str]) -> None:
-    for text in texts:
-        chain.bodies.append(_body(text, len(chain.ids)))
-        chain.texts.append(text)
-        chain.ids.append(ids.chain_id(chain.ids[-1] if chain.ids else None, ids.identity(chain.bodies[-1])))
-
-
-def _body(text: str, position: int) -> bytes:
-    part = UserPromptPart(content=text, timestamp=SENT)
-    message = ModelResponse(parts=[TextPart(text)], timestamp=SENT) if position % 2 else ModelRequest(parts=[part])
-    return ModelMessagesTypeAdapter.dump_json([message])[1:-1]
 
 
 def generate(path: Path, requests: int, turns: int) -> None:

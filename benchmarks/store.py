@@ -75,11 +75,17 @@ def linked(bodies: Sequence[bytes], texts: Sequence[str], indexed: bool) -> Chai
 
 def grown(base: Chain, texts: Sequence[str]) -> Chain:
     """Return a chain extended by the given texts."""
-    names, bodies = list(base.ids), list(base.bodies)
+    made = Chain([*base.ids], [*base.bodies], [*base.texts], base.indexed)
+    append(made, texts)
+    return made
+
+
+def append(chain: Chain, texts: Sequence[str]) -> None:
+    """Extend a chain by the given texts."""
     for text in texts:
-        bodies.append(body(text, len(bodies)))
-        names.append(ids.chain_id(names[-1], ids.identity(bodies[-1])))
-    return Chain(names, bodies, [*base.texts, *texts], base.indexed)
+        chain.bodies.append(body(text, len(chain.bodies)))
+        chain.texts.append(text)
+        chain.ids.append(ids.chain_id(chain.ids[-1] if chain.ids else None, ids.identity(chain.bodies[-1])))
 
 
 def body(text: str, at: int) -> bytes:
