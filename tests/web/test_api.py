@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from context_compiler.web.app import create_app
 LOOPBACK = {"host": "127.0.0.1"}
 
 
-@pytest.fixture
-def api(db: Path) -> Any:
+@pytest.fixture(scope="module")
+def api(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
+    db = Path(shutil.copytree(recorded.parent, tmp_path_factory.mktemp("api") / "record")) / recorded.name
     app = create_app(db, system=None, runs=db.parent / "runs.db")
     return schemathesis.openapi.from_asgi("/api/openapi.json", app, headers=LOOPBACK)
 
@@ -24,7 +26,7 @@ def api(db: Path) -> Any:
 @pytest.mark.parametrize("path", [f"/api{one.path}" for one in RESOURCES])
 def test_every_answer_is_described(api: Any, path: str) -> None:
     @settings(
-        max_examples=15,
+        max_examples=10,
         deadline=None,
         derandomize=True,
         phases=[Phase.explicit, Phase.generate],
