@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.support.sources import ROOT
+from tests.support.warm import write_command
 
 ACTION = ROOT / ".github" / "actions" / "test-contexts" / "action.yml"
 
@@ -29,10 +29,7 @@ def test_it(contexts):
 def test_the_script_of_the_action_fails_with_the_tests(text: str, code: int, tmp_path: Path) -> None:
     [step] = yaml.safe_load(ACTION.read_text(encoding="utf-8"))["runs"]["steps"]
     (tmp_path / "test_it.py").write_text(TEST.replace("{text}", text), encoding="utf-8")
-    (tmp_path / "context-compiler").write_text(
-        f'#!/bin/sh\nexec "{sys.executable}" -m context_compiler "$@"\n', encoding="utf-8"
-    )
-    (tmp_path / "context-compiler").chmod(0o755)
+    write_command(tmp_path / "context-compiler")
     summary = tmp_path / "summary.md"
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     env |= {"FILES": "test_it.py", "HTML": "pages", "GITHUB_STEP_SUMMARY": str(summary)}
