@@ -130,7 +130,7 @@ def test_help_does_not_wait_for_the_host_to_be_imported() -> None:
     assert run.stderr == "False\n"
 
 
-UNCOUNTED = ("sessions find demo deploying", "sessions list", "stats")
+UNCOUNTED = ("sessions find demo deploy", "sessions list", "stats")
 """Commands that count nothing, so that they need no tokenizer."""
 
 READING = (
