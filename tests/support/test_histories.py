@@ -139,7 +139,7 @@ def test_histories_contain_every_kind_of_part() -> None:
     class Complete(Exception):
         """No kind is missing any more."""
 
-    @settings(max_examples=400, phases=[Phase.generate], derandomize=True, database=None)
+    @settings(max_examples=2_000, phases=[Phase.generate], derandomize=True, database=None)
     @given(histories())
     def look(history: History) -> None:
         for what in [what for what, occurs in missing.items() if occurs(history)]:
