@@ -67,11 +67,10 @@ class Given:
 def given_rules(history: Sequence[ModelMessage], dismissed: Iterable[tuple[str, str]] = ()) -> list[Given]:
     """Find the rules that are in force in a history, given dismissals as texts and chain ids."""
     found: dict[str, Given] = {}
+    by_text: dict[str, Given] = {}  # a rule that another replaced for a while was given before, too
     for position, family, text in _said(history):
-        known = found.get(family)
-        if known is None or known.text != text:
-            known = found[family] = Given(text)
-        known.positions.append(position)
+        found[family] = by_text.setdefault(text, Given(text))
+        found[family].positions.append(position)
     ids = READER.read(list(history)).ids if dismissed and found else ()
     for text, tip in dismissed:
         until = ids.index(tip) if tip in ids else len(history)

@@ -348,8 +348,7 @@ async def _loosen(context: RequestContext, trial: Trial, block: int) -> Trial:
     """
     selection = trial.done.selection
     whole = trial.result.limit - context.request.fixed - selection.draft.total - selection.cut_from_prompts
-    guesses = [trial.framing + trial.over, whole]
-    loose = min(guesses)
+    guesses, loose = [trial.framing + trial.over, whole], 0  # nothing reserved was not enough
     for _ in range(MAX_LOOSENINGS):
         framing = guesses.pop(0) if guesses else (trial.framing + loose) // 2
         if not loose <= framing < trial.framing:
