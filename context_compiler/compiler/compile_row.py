@@ -23,10 +23,10 @@ class Where:
     """Identity of a request."""
 
     session_id: str
-    vault_name: str = ""
-    run_id: str | None = None
-    turn_index: int = 0
-    request_index: int = 0
+    vault_name: str
+    run_id: str | None
+    turn_index: int
+    request_index: int
 
 
 def compile_row(

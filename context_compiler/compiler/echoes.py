@@ -33,6 +33,7 @@ from context_compiler.messages.fences import one_line, visible
 from context_compiler.messages.history import Reading
 from context_compiler.messages.items import Item, Kind, parse_arguments, plain_text
 from context_compiler.messages.tool_lines import call_line, outcome_line
+from context_compiler.recall.terms import SCANNED
 
 SENTENCE, RUN = 4, 8
 """Minimum number of words of a whole sentence, and of words in a row, that count anywhere."""
@@ -44,14 +45,8 @@ LINE = 8
 """Minimum length in characters of a quoted line that may be a part of a message; a shorter line must be a whole
 sentence or line."""
 
-SCANNED = 100_000
-"""Characters compared at each end of a part."""
-
-PLACES, LISTED = 8, 6
-"""Maximum number of places listed for one sentence, and of identifiers listed for one place."""
-
-MAX_SENTENCES = 60
-"""Maximum number of sentences of one message listed for one place."""
+LISTED = 20
+"""Maximum number of entries of any list on a page, and of what is read or cached for one."""
 
 
 Report = Callable[[int, str, bool], None]
@@ -213,7 +208,7 @@ def _distinct(words: Mapping[str, bool]) -> tuple[str, ...]:
     names = [text for text, named in words.items() if named]
     alone = [text for text, named in words.items() if named or not any(name in text for name in names)]
     kept: list[str] = []
-    for text in sorted(alone, key=len, reverse=True)[:MAX_SENTENCES]:
+    for text in sorted(alone, key=len, reverse=True)[:LISTED]:
         if not any(text in other for other in kept):
             kept.append(text)
     return tuple(kept)
@@ -285,10 +280,10 @@ def _may_occur(request: Sayings, words: Sequence[str], at: int) -> bool:
 
 
 def _places(request: Sayings, words: Sequence[str]) -> list[int]:
-    """Numbers of the first `PLACES` texts that contain these words in a row."""
+    """Numbers of the first `LISTED` texts that contain these words in a row."""
     wanted, numbers = f" {' '.join(words)} ", list[int]()
     offset = request.text.find(wanted)
-    while offset >= 0 and len(numbers) < PLACES:
+    while offset >= 0 and len(numbers) < LISTED:
         numbers.append(bisect_right(request.starts, offset) - 1)
         after = numbers[-1] + 1
         offset = request.text.find(wanted, request.starts[after]) if after < len(request.starts) else -1

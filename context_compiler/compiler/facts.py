@@ -11,7 +11,16 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 from context_compiler.cache import Memo
-from context_compiler.compiler.trace import Tracer, fate_of, is_covered_by_summary, request_of, session_of
+from context_compiler.compiler.echoes import LISTED
+from context_compiler.compiler.trace import (
+    HITS,
+    LINKS,
+    Tracer,
+    fate_of,
+    is_covered_by_summary,
+    request_of,
+    session_of,
+)
 from context_compiler.messages.display import (
     BESIDE,
     FORMS,
@@ -33,23 +42,8 @@ if TYPE_CHECKING:
 ORDER = tuple(FORMS)
 """Forms, the fullest first. A set of forms is a bit mask in this order."""
 
-MENTIONS = 20
-"""Maximum number of raw messages listed for a fact."""
-
-HITS = 400
-"""Number of newest matches of the text index that a search of the whole record reads for a word."""
-
-NEAR = 8
-"""Maximum number of near messages that are listed."""
-
-EXPLAINED = 6
-"""Maximum number of stretches whose reason is looked up."""
-
-MOVES = 6
-"""Maximum departures and returns of a fact that its answer names; earlier ones are counted."""
-
-EXCERPT = 90
-"""Characters shown on each side of a fact."""
+EXCERPT = 160
+"""Characters shown of a message, or on each side of a fact in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +90,6 @@ class FactPage:
     requests: int
     newest: int
     """Number of the newest request; 0 if there is none."""
-    had: int = 0
-    """Number of requests that contained it in any form."""
-    requests_since: int = 0
-    """Number of requests whose raw history contained it."""
     stretches: tuple[Stretch, ...] = ()
     answer: str = ""
     """When the fact left the requests and came back, in a few sentences; empty if no raw history contains it."""
@@ -107,6 +97,16 @@ class FactPage:
     """If nothing contains the fact: raw messages with most of its words, each with the sentence that has them."""
     pinned: tuple[int, ...] = ()
     """Positions of the mentions that are pinned."""
+
+    @property
+    def had(self) -> int:
+        """Number of requests that contained it in any form."""
+        return sum(stretch.requests for stretch in self.stretches if stretch.forms)
+
+    @property
+    def requests_since(self) -> int:
+        """Number of requests whose raw history contained it."""
+        return sum(stretch.requests for stretch in self.stretches if stretch.known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class FactSearch:
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
-        self._chains: Memo[int, Chains] = Memo(400_000, lambda chains: len(chains.nodes))
+        self._chains: Memo[int, Chains] = Memo(LINKS, lambda chains: len(chains.nodes))
         self._roots: dict[str, list[int]] = {}
         self._rooted = 0
 
@@ -191,8 +191,6 @@ class FactSearch:
             mentioned=mentioned,
             requests=len(tips),
             newest=tips[-1].id,
-            had=sum(bool(mask) for mask, _ in masks),
-            requests_since=sum(bool(raw) for _, raw in masks),
             stretches=stretches,
             answer=answer_of(stretches),
             near=() if found else self._near(db, info, tips, fact),
@@ -202,7 +200,7 @@ class FactSearch:
         chain = self._raw_chain(db, info, tips)
         places = {node.id: position for position, node in enumerate(chain)}
         nearest = _nearest(db, fact, places)
-        positions = [places[node] for node in nearest.nodes[:NEAR]]
+        positions = [places[node] for node in nearest.nodes[:LISTED]]
         readings = self.tracer.uncounted(db, [chain[position] for position in positions])
         return tuple(
             _mention(position, reading, nearest.sentence(searchable(reading)))
@@ -268,7 +266,7 @@ class FactSearch:
     ) -> tuple[list[Mention], int]:
         chain = self._raw_chain(db, info, tips)
         places = [position for position, node in enumerate(chain) if node.content in contents]
-        readings = self.tracer.uncounted(db, [chain[position] for position in places[:MENTIONS]])
+        readings = self.tracer.uncounted(db, [chain[position] for position in places[:LISTED]])
         mentions = [_mention(position, reading, fact) for position, reading in zip(places, readings, strict=False)]
         return mentions, len(places)
 
@@ -288,7 +286,7 @@ class FactSearch:
             first, last = tips[places[0]], tips[places[-1]]
             reason, step, told = "", 0, False
             left = before & _bit(VERBATIM) and not mask & _bit(VERBATIM)
-            if in_raw and (left or not mask) and explained < EXPLAINED:
+            if in_raw and (left or not mask) and explained < LISTED:
                 reason, step, told = self._reason(db, first.id, mentions)
                 reason, step = (reason, step) if left else ("", 0)
                 told = told and not mask
@@ -384,7 +382,7 @@ def answer_of(stretches: Sequence[Stretch]) -> str:
     moves = [_move(before, stretch) for before, stretch in pairwise(since) if bool(before.forms) != bool(stretch.forms)]
     if not since[0].forms:
         moves = [f"never in the request that followed, {since[0].first}", *moves]
-    some = [f"{len(moves) - MOVES} earlier moves", *moves[-MOVES:]] if len(moves) > MOVES else moves
+    some = [f"{len(moves) - LISTED} earlier moves", *moves[-LISTED:]] if len(moves) > LISTED else moves
     return f"{newest} {'; '.join(filter(None, (turns, left, ', '.join(some))))}."
 
 

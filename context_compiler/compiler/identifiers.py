@@ -27,14 +27,6 @@ from context_compiler.tokens import TokenCounter
 ARGUMENTS = frozenset({Sort.ID, Sort.PATH, Sort.URL})
 """Kinds of identifiers used as call arguments; they precede all others in the list."""
 
-LONG = 1.0
-"""Score lost for each doubling of length by other kinds, because a long command takes the room of ten numbers."""
-
-CALLED, REPEATED, RECENT, MANY, IN_FIELD = 2.0, 0.5, 1.0, 0.5, 2.0
-"""Score added for use in a call, each doubling of mentions, recency (from 0 to 1), and the fraction of its field's
-values that were used in calls; score lost (`MANY`) for each doubling of identifiers in the same part."""
-
-
 SHARE = 0.15
 """Fraction of the room for messages: maximum size of the list if tools are used."""
 
@@ -78,16 +70,18 @@ _SYNTAX = re.compile(r'["{}\[\]]+')
 class MissingIdentifier:
     """An identifier that the view does not contain."""
 
-    homes: list[Mention]
-    """Mentions from which it may be quoted: the last call with it (else the last mention), the last, and the first."""
-    times: int = 0
-    """Number of mentions."""
-    called: bool = False
-    """True if a call used it."""
-    last: int = 0
-    """Position of the last message that contains it."""
-    fields: set[str] = field(default_factory=set[str])
-    """Names of the fields of which it is a value."""
+    mentions: list[Mention]
+    """Where it is, oldest first."""
+
+    @property
+    def calls(self) -> list[Mention]:
+        """Mentions in calls."""
+        return [mention for mention in self.mentions if mention.called]
+
+    @property
+    def homes(self) -> tuple[Mention, ...]:
+        """Mentions from which it may be quoted: the last call with it (else the last mention), the last, the first."""
+        return (self.calls or self.mentions)[-1], self.mentions[-1], self.mentions[0]
 
 
 def missing_identifiers(selection: Selection) -> list[MissingIdentifier]:
@@ -105,34 +99,27 @@ def missing_identifiers(selection: Selection) -> list[MissingIdentifier]:
         if mention.position in whole:
             continue
         beside[mention.position, mention.part] += 1
-        _add_mention(identifiers.setdefault(text, MissingIdentifier(homes=[mention, mention, mention])), mention)
+        identifiers.setdefault(text, MissingIdentifier(mentions=[])).mentions.append(mention)
     rates = {name: (len(values & called) + 0.5) / (len(values) + 2) for name, values in fields.items() if name}
     holds = TextSet(*_kept_texts(selection)).holds
     length = max(1, len(selection.history))
     outdated = changes_of(selection.history).outdated()
 
     def rank(identifier: MissingIdentifier) -> tuple[bool, float]:
+        specific, last = identifier.homes[0].specific, identifier.mentions[-1]
         crowd = min(beside[home.position, home.part] for home in identifier.homes)
-        rate = max((rates.get(name, 0.0) for name in identifier.fields), default=0.0)
-        worth = CALLED * identifier.called + REPEATED * log2(1 + identifier.times) + RECENT * identifier.last / length
-        specific = identifier.homes[0].specific
+        rate = max(rates.get(mention.field, 0.0) for mention in identifier.mentions)
+        worth = bool(identifier.calls) + rate + last.position / length + log2(1 + len(identifier.mentions))
         argument = specific.sort in ARGUMENTS
-        long = 0.0 if argument else LONG * log2(1 + len(specific.verbatim))
-        return not argument, MANY * log2(1 + crowd) + long - worth - IN_FIELD * rate
+        long = 0.0 if argument else log2(1 + len(specific.verbatim))  # a long command takes the room of ten numbers
+        return not argument, log2(1 + crowd) + long - worth
 
     current = (
-        identifier for text, identifier in identifiers.items() if identifier.last >= outdated.get(text.lower(), 0)
+        identifier
+        for text, identifier in identifiers.items()
+        if identifier.mentions[-1].position >= outdated.get(text.lower(), 0)
     )
     return sorted((identifier for identifier in current if not holds(identifier.homes[0].specific)), key=rank)
-
-
-def _add_mention(identifier: MissingIdentifier, mention: Mention) -> None:
-    identifier.times, identifier.last = identifier.times + 1, mention.position
-    identifier.called = identifier.called or mention.called
-    identifier.fields.add(mention.field)
-    identifier.homes[1] = mention
-    if mention.called or not identifier.homes[0].called:
-        identifier.homes[0] = mention
 
 
 def _kept_texts(selection: Selection) -> Iterator[str]:

@@ -23,8 +23,8 @@ from context_compiler.tokens import as_counter
 MOST_OF_IT = 0.5
 """Minimum fraction of the words that a near message contains."""
 
-SENTENCE = 160
-"""Maximum characters of the sentence that is shown of a message."""
+EXCERPT = 160
+"""Characters shown of a message, or on each side of a fact in it."""
 
 
 class Nearest:
@@ -43,7 +43,7 @@ class Nearest:
         self.nodes = [node for node in reversed(held) if held[node] == most] if enough else []
 
     def sentence(self, text: str) -> str:
-        """The sentence of a text that has most of the words, cut to `SENTENCE` characters."""
+        """The sentence of a text that has most of the words, cut to `EXCERPT` characters."""
         return max(_sentences(text), key=self._held, default="")
 
     def _held(self, text: str) -> int:
@@ -71,8 +71,8 @@ def _sentences(text: str) -> Iterator[str]:
     start = 0
     for end in (*sentence_ends(text), len(text)):
         sentence = text[start:end].strip()
-        while len(sentence) > SENTENCE:
-            size = sentence.rfind(" ", 1, SENTENCE) + 1 or SENTENCE
+        while len(sentence) > EXCERPT:
+            size = sentence.rfind(" ", 1, EXCERPT) + 1 or EXCERPT
             yield sentence[:size].strip()
             sentence = sentence[size:]
         yield sentence

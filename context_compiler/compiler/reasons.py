@@ -23,11 +23,10 @@ class StepInfo:
     effect: str
     """`DROPS` or `SHORTENS`."""
 
-    number: int = 0
-    """Place in the cut order, from 1; 0 for a cut outside of it."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "number", 1 + CUT_ORDER.index(self.name) if self.name in CUT_ORDER else 0)
+    @property
+    def number(self) -> int:
+        """Place in the cut order, from 1; 0 for a cut outside of it."""
+        return 1 + CUT_ORDER.index(self.name) if self.name in CUT_ORDER else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,13 +21,8 @@ from context_compiler.messages.instructions import is_instruction
 from context_compiler.messages.items import Item, Kind, parse_arguments
 from context_compiler.messages.prompts import MAX_SENTENCE, sentence_ends
 from context_compiler.messages.turns import Outline
+from context_compiler.recall.terms import CACHED, SCANNED
 from context_compiler.resilience import check_time
-
-SCANNED = 100_000
-"""Characters read from each end of a text."""
-
-MAX_CACHED_TEXTS = 4_096
-"""Number of texts whose specifics are cached, because every compile reads the same history."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +49,7 @@ def _command_patterns() -> tuple[tuple[re.Pattern[str], bool], ...]:
     return tuple((re.compile(pattern), bool(twice)) for pattern, twice in COMMANDS)
 
 
-@lru_cache(maxsize=MAX_CACHED_TEXTS)
+@lru_cache(maxsize=CACHED)
 def specifics(text: str, rules: bool = True) -> tuple[Specific, ...]:
     """Specifics of a text, in order; of a very long text, those in its two ends.
 

@@ -36,10 +36,10 @@ class Pin:
     """Identity of the message, which stays the same if an earlier message is edited."""
     text: str
     """Beginning of the message, on one line."""
-    turn: int = 0
+    turn: int
     """From 1; 0 before the first prompt."""
-    role: str = ""
-    tokens: int = 0
+    role: str
+    tokens: int
 
     def to_data(self) -> dict[str, Any]:
         """Convert to plain data."""
@@ -119,8 +119,8 @@ class Order:
 
     focus: str = ""
     """Subject that summary and quotes must keep; empty for none."""
-    start: int = 0
-    """Position before which turns stay unchanged."""
+    start: int | None = None
+    """Position before which turns stay unchanged; None to keep the recent turns."""
     inside: bool = False
     """True if tool exchanges of the current turn are dropped too, except the newest."""
 

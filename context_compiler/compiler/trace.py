@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from context_compiler.cache import Memo
-from context_compiler.compiler.echoes import Echo, Sayings, echoes, own_text, sayings, written_texts
+from context_compiler.compiler.echoes import LISTED, Echo, Sayings, echoes, own_text, sayings, written_texts
 from context_compiler.compiler.origins import (
     Cause,
     Fate,
@@ -63,21 +63,9 @@ __all__ = [
 
 T = TypeVar("T")
 
-NEAR = 400
-"""Maximum number of raw messages read to find the origin of a shortened one."""
-
-DECISIONS = 40
-"""Maximum number of earlier requests searched for the reason why a message was cut."""
-
-BLOCK = 50
-"""Number of messages read at a time, from the end, to find the last prompt."""
-
-CHAINS = 8
-"""Number of chains cached."""
-
-SEARCHED = 1_000
-"""Maximum number of left-out messages that are all searched for words in the request; if there are more, only those
-that are shown are searched."""
+READ = 400
+"""Maximum number of messages read to find the origin of a shortened one, or words of left-out ones; if more are left
+out, only those that are shown are searched."""
 
 LINKS = 400_000
 """Number of messages of whole sessions cached without their bodies."""
@@ -138,11 +126,11 @@ class Tracer:
         self.store = store
         self._reader: Reader = reader_of(as_counter(None))
         self._uncounted = Reader(as_counter(len))
-        self._chains: Memo[tuple[str, int], tuple[Node, ...]] = Memo(CHAINS)
-        self._longest: Memo[int, tuple[Node, ...]] = Memo(CHAINS)
-        self._sent: Memo[int, Sent] = Memo(CHAINS)
-        self._words: Memo[int, Words] = Memo(CHAINS)
-        self._verdicts: Memo[int, tuple[list[str], bool]] = Memo(CHAINS)
+        self._chains: Memo[tuple[str, int], tuple[Node, ...]] = Memo(LISTED)
+        self._longest: Memo[int, tuple[Node, ...]] = Memo(LISTED)
+        self._sent: Memo[int, Sent] = Memo(LISTED)
+        self._words: Memo[int, Words] = Memo(LISTED)
+        self._verdicts: Memo[int, tuple[list[str], bool]] = Memo(LISTED)
         self._links: Memo[int, Mapping[str, browse.Row]] = Memo(LINKS, len)
 
     async def read(self, query: Callable[[Database], T]) -> T:
@@ -223,7 +211,7 @@ class Tracer:
         if not out:
             return forms, True
         words = self.words(db, row, sent)
-        searched = out if len(out) <= SEARCHED else []
+        searched = out if len(out) <= READ else []
         for position, reading in zip(
             searched, self.uncounted(db, [sent.raw[position] for position in searched]), strict=True
         ):
@@ -243,9 +231,7 @@ class Tracer:
         origin = align([node.content for node in view], [node.content for node in raw])
         form = [VERBATIM] * len(view)
         open_places = [index for index, position in enumerate(origin) if position is None]
-        why = (
-            causes([(row.id, browse.listed_drops(record.ledger)), *browse.decisions(db, row, DECISIONS)]) if raw else {}
-        )
+        why = causes([(row.id, browse.listed_drops(record.ledger)), *browse.decisions(db, row, LISTED)]) if raw else {}
         between = gaps(origin, len(raw))
         messages, readings = self._read(db, [view[index] for index in open_places], self._uncounted)
         noted = any(is_note(item) for reading in readings for item in reading.items)
@@ -285,7 +271,7 @@ class Tracer:
         carried = (
             position for position in why if position not in taken and position not in between and position < len(raw)
         )
-        near = [*dict.fromkeys([*(position for position in free if position in why), *reversed(free), *carried])][:NEAR]
+        near = [*dict.fromkeys([*(position for position in free if position in why), *reversed(free), *carried])][:READ]
         messages = read_bodies(browse.message_bodies(db, [raw[position] for position in near])) if near else []
         possible = [
             (position, candidate)
@@ -302,8 +288,8 @@ class Tracer:
 
     def _active(self, db: Database, raw: Sequence[Node]) -> int:
         """Raw position of the last user prompt."""
-        for stop in range(len(raw), 0, -BLOCK):
-            start = max(0, stop - BLOCK)
+        for stop in range(len(raw), 0, -LISTED):
+            start = max(0, stop - LISTED)
             readings = self.uncounted(db, raw[start:stop])
             asked = [start + offset for offset, reading in enumerate(readings) if reading.has_prompt]
             if asked:

@@ -79,7 +79,7 @@ Inserted = Mapping[int, tuple[str, ...]]
 
 NOTHING: Inserted = {}
 
-_DAY_ONE = datetime(2000, 1, 1, tzinfo=UTC)
+_EPOCH = datetime.fromtimestamp(0, tz=UTC)
 
 Placed = tuple[int, ModelMessage]
 """A message of a view with its position in the raw history."""
@@ -236,7 +236,7 @@ def with_opening_text(messages: Sequence[ModelMessage], text: str, mark: Mapping
 
 def marked_request(texts: Sequence[str], mark: Mapping[str, Any]) -> ModelRequest:
     """Request that contains only our texts, with a mark."""
-    return ModelRequest(parts=[_user(texts, _DAY_ONE, mark)])
+    return ModelRequest(parts=[_user(texts, _EPOCH, mark)])
 
 
 def find_mark(message: ModelMessage) -> dict[str, Any] | None:
@@ -267,7 +267,7 @@ def stamp_of(message: ModelMessage) -> datetime:
     """Timestamp of a message, which text that we put in its place gets too; a fixed day if it has none."""
     times = (getattr(part, "timestamp", None) for part in message.parts)
     known = getattr(message, "timestamp", None) or next((time for time in times if time is not None), None)
-    return known or _DAY_ONE
+    return known or _EPOCH
 
 
 def assemble(history: History, cycle: Cycle, base: Mapping[int, Shape], reader: Reader) -> list[ModelMessage]:
@@ -312,7 +312,7 @@ def opening(
         led = len(kept) if index < cycle.lead else led
     stop = cycle.decided
     later = [*islice(_messages_at(history, range(stop, len(history)), base, reader, inserted), 1)]
-    stamp = stamp_of(history.messages[stop - 1]) if stop else _DAY_ONE
+    stamp = stamp_of(history.messages[stop - 1]) if stop else _EPOCH
     mark = {"v": 1, "tip": cycle.tip}
     notes = head(cycle, stamp=stamp, mark=mark, cache_point=cache_point)
     line = head(replace(cycle, note="", rules=(), quotes=LEFT_OUT), stamp=stamp, mark=mark, cache_point=cache_point)

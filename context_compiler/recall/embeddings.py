@@ -17,6 +17,7 @@ from pydantic_ai.embeddings import Embedder
 
 from context_compiler.cache import Memo
 from context_compiler.recall.passages import Passage
+from context_compiler.recall.terms import CACHED
 from context_compiler.resilience import try_await
 
 LOG = logging.getLogger("context_compiler")
@@ -34,9 +35,6 @@ next search goes on with the passages that are left."""
 SHARE = 1 / 3
 """Weight of the ranking by embeddings; at equal weights it costs up to six points of recall."""
 
-MAX_CACHED_VECTORS = 20_000
-"""Number of passages whose vectors are cached."""
-
 CLOSE = 0.2
 """Minimum cosine similarity; a passage with less is not about the question."""
 
@@ -47,7 +45,7 @@ class Likeness:
     def __init__(self, embedder: Embedder) -> None:
         """Store the embedder; nothing is embedded yet."""
         self._embedder = embedder
-        self._known: Memo[bytes, array[float]] = Memo(MAX_CACHED_VECTORS)
+        self._known: Memo[bytes, array[float]] = Memo(CACHED)
 
     async def fused(self, question: str, candidates: Sequence[Passage], ranked: Sequence[float]) -> list[float]:
         """Combined score of each candidate; 0 if it answers by neither words nor embeddings.

@@ -18,8 +18,8 @@ from context_compiler.messages.history import History, Reading
 from context_compiler.messages.instructions import instruction_sentences
 from context_compiler.messages.items import Item, Kind
 from context_compiler.recall.changes import Changes
-from context_compiler.recall.passages import WIDTH, answer_text
-from context_compiler.recall.terms import passage_terms, terms
+from context_compiler.recall.passages import ROOM, WIDTH, answer_text
+from context_compiler.recall.terms import SCANNED, passage_terms, terms
 from context_compiler.resilience import check_time
 
 SPEAKERS = 4
@@ -44,9 +44,6 @@ USUAL = 2.4
 MAX_EXCESS = 4.0
 """Cap on a message's excess length (the logarithm of its size minus `USUAL`). Beyond about 600 terms a message is a
 document, whose passages are as good as those of a shorter one."""
-
-SCANNED = 200_000
-"""Characters indexed at each end of a text."""
 
 OFTEN, MOSTLY = 3, 4
 """Evidence needed that a name belongs to a speaker: minimum number of times that the other one used it, and minimum
@@ -77,12 +74,6 @@ _CALLED = re.compile(
     r"([A-Z]\w{2,20})[!,.?]"
 )
 """A name used to address somebody, such as "Thanks, Ann!"."""
-
-
-ROOM = 4_000_000
-"""Maximum total size in terms of the indexes cached for extension: about 200 MB of prose, and several times that of
-words that never recur. One index counts for at most a quarter of it, so at least the four most recently used are kept
-whatever their size."""
 
 
 class Index:
@@ -250,8 +241,8 @@ def _same_name(name: str, called: str) -> bool:
     return long == short or (len(short) > 2 and long.startswith(short))
 
 
-_kept = Memo[str, Index](ROOM, weigh=lambda index: min(len(index) + index.total, ROOM // 4))
-"""Indexes by the chain id of the last message that each has indexed."""
+_kept = Memo[str, Index](ROOM, weigh=lambda index: min(len(index) + index.total, ROOM))
+"""Indexes by the chain id of the last message that each has indexed; their size is in terms, of about 12 bytes."""
 
 
 def index_of(history: History) -> Index:

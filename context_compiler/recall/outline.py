@@ -15,7 +15,7 @@ from context_compiler.messages.history import History
 from context_compiler.messages.items import Kind
 from context_compiler.messages.turns import Outline
 from context_compiler.recall.changes import Changes
-from context_compiler.recall.terms import STOPS, words
+from context_compiler.recall.terms import PROSE, STOPS, words
 from context_compiler.tokens import TokenCounter
 
 PHASE_LINE = 40
@@ -26,9 +26,6 @@ MIN_PHASES, MAX_PHASES = 3, 24
 
 PHASE_TURNS = 3
 """Minimum number of turns in a phase, and number of turns compared on each side of a gap."""
-
-SCANNED = 2_000
-"""Maximum number of characters of a prompt that are compared."""
 
 OPENING = 80
 """Maximum number of characters quoted from the beginning of a phase."""
@@ -96,7 +93,7 @@ def _user_turns(
         if turn.start not in out or turn.index < 0:
             continue
         items = [item for item in history.readings[turn.start].items if item.kind is Kind.USER and item.mark is None]
-        text = " ".join(item.text[:SCANNED] for item in items)
+        text = " ".join(item.text[:PROSE] for item in items)
         for sentence in (*(change.sentence for change in changes.of(turn.start, text)), *rules):
             text = text.replace(sentence, "")
         own = Counter(word for word in words(text) if _is_distinctive(word))

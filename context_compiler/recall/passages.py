@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from heapq import nlargest
 from itertools import chain, pairwise
+from sys import getsizeof
 from typing import Any
 
 from context_compiler.cache import Memo
@@ -26,6 +27,7 @@ from context_compiler.messages.items import Item, Kind, parse_arguments, plain_t
 from context_compiler.messages.prompts import sentence_ends
 from context_compiler.messages.tool_lines import PARSED, call_line, outcome_line
 from context_compiler.messages.turns import OUTPUT, Outline, calls_of_results
+from context_compiler.recall.terms import CACHED, SCANNED
 from context_compiler.resilience import check_time
 from context_compiler.tokens import TokenCounter, character_boundary
 
@@ -37,22 +39,13 @@ TAIL = 120
 NARROW = 240
 """Preferred maximum length in characters of a piece of a tool result, used if a line or row ends within it."""
 
-SCANNED = 100_000
-"""Characters at each end of a tool result that are split into pieces; what is between them is ignored."""
-
 PIECES = 24
 """Maximum number of pieces of one tool result that become passages."""
 
 UNDATED = "undated"
 
-MAX_CACHED_CHARACTERS, ENTRY = 20_000_000, 500
-"""Size in characters of the passage cache, and overhead in characters that each passage adds to it."""
-
-LABELS, COUNTERS = 4_096, 8
-"""Number of pieces of labels whose tokens are cached, and number of counters with such a cache."""
-
-MAX_RUNS = 250_000
-"""Number of words and pairs of words of shown texts that are cached, about 25 MB."""
+ROOM = 4_000_000
+"""Size of each cache of what was made of whole messages."""
 
 Judge = Callable[[str], float]
 """Computes the weight of a text for a question; 0 if they have nothing in common."""
@@ -91,8 +84,8 @@ class Passage:
     """True if it begins its part."""
     tool: str = ""
     """Name of the tool, for a piece of its result; else empty."""
-    changed: int = -1
-    """Turn in which a later message revises this one; -1 if none does."""
+    changed: int | None = None
+    """Turn in which a later message revises this one; None if none does."""
     outdated: tuple[str, ...] = ()
     """Sentences that a later message revises."""
 
@@ -119,7 +112,7 @@ class Passage:
     def who(self) -> str:
         """Speaker as a label names it: with the tool, and the turn of a change."""
         who = f"{self.speaker} {self.tool}" if self.tool else self.speaker
-        return who if self.changed < 0 else f"{who}, changed at turn {self.changed + 1}"
+        return who if self.changed is None else f"{who}, changed at turn {self.changed + 1}"
 
     def continues(self, before: Passage) -> bool:
         """True if this is the next piece of the same text, so that both share a line."""
@@ -171,7 +164,7 @@ def passages(
 
 
 _known: Memo[tuple[int, str, int, str], tuple[TokenCounter, tuple[Passage, ...]]] = Memo(
-    MAX_CACHED_CHARACTERS, lambda kept: ENTRY + sum(len(one.text) + ENTRY for one in kept[1])
+    ROOM, lambda kept: 1 + sum(len(one.text) for one in kept[1])
 )
 """Passages of messages without tool exchanges, by counter, chain id, turn and day."""
 
@@ -189,7 +182,7 @@ def new_passages(candidates: Iterable[Passage], *shown: str) -> list[Passage]:
     return left
 
 
-_shown: Memo[str, frozenset[Hashable]] = Memo(MAX_RUNS, len)
+_shown: Memo[str, frozenset[Hashable]] = Memo(ROOM, getsizeof)
 """Words and pairs of adjacent words in the texts that views show. The text of a view is the same for many turns."""
 
 
@@ -305,9 +298,7 @@ _LINE = re.compile(r"\n")
 _JSON = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\]]|,\s*')
 """A JSON token that matters for splitting: a string, a bracket or a comma."""
 
-_results: Memo[str, tuple[str, ...]] = Memo(
-    MAX_CACHED_CHARACTERS, lambda pieces: ENTRY + sum(2 * len(one) for one in pieces)
-)
+_results: Memo[str, tuple[str, ...]] = Memo(ROOM, lambda pieces: 1 + sum(map(len, pieces)))
 
 
 def result_pieces(text: str) -> tuple[str, ...]:
@@ -405,7 +396,7 @@ class _Price:
 
     def __init__(self, counter: TokenCounter) -> None:
         self._text = counter.text
-        self._count = lru_cache(maxsize=LABELS)(counter.text)
+        self._count = lru_cache(maxsize=CACHED)(counter.text)
         self._spare = 0 if counter.text("a") else 1
         """Extra token for each piece if the counter rounds down, because the sum would be too small."""
 
@@ -434,7 +425,7 @@ class _Price:
         )
 
 
-_price = lru_cache(maxsize=COUNTERS)(_Price)
+_price = lru_cache(_Price)
 
 
 def _in_year(date: str) -> str:

@@ -16,12 +16,8 @@ from context_compiler.messages.items import Kind, without_files
 from context_compiler.messages.prompts import asking_part, asks
 from context_compiler.messages.turns import continues_run, is_prompt, prompt_at
 from context_compiler.recall.index import LASTING, PLACED, TIMED
-from context_compiler.recall.terms import terms
+from context_compiler.recall.terms import PROSE, terms
 from context_compiler.tokens import TokenCounter
-
-MAX_QUESTION = 4_000
-"""Maximum number of characters of a question that are analyzed, half from each end. The middle of a longer prompt is
-usually pasted text, not the question."""
 
 _MONTHS = (
     r"jan(?:uary)?", r"feb(?:ruary)?", r"mar(?:ch)?", r"apr(?:il)?", 
@@ -140,7 +136,7 @@ class Question:
     @classmethod
     def of(cls, text: str) -> Question:
         """Analyze the text of a question."""
-        text = text if len(text) <= MAX_QUESTION else f"{text[: MAX_QUESTION // 2]} … {text[-MAX_QUESTION // 2 :]}"
+        text = text if len(text) <= PROSE else f"{text[: PROSE // 2]} … {text[-PROSE // 2 :]}"
         order, whole, own = bool(_ORDER.search(text)), bool(_WHOLE.search(text)), frozenset(terms(text))
         broad = order or whole or bool(_BROAD.search(text))
         months = {f"{number:02}" for number, month in enumerate(_NAMED, 1) if month.search(text)}
@@ -239,4 +235,4 @@ def _texts(reading: Reading) -> list[str]:
 
 def _has_term(text: str) -> bool:
     """True if a text contains a term. It is read in chunks, because the first chunk nearly always decides."""
-    return any(any(terms(text[at : at + MAX_QUESTION])) for at in range(0, len(text), MAX_QUESTION))
+    return any(any(terms(text[at : at + PROSE])) for at in range(0, len(text), PROSE))

@@ -21,12 +21,18 @@ import snowballstemmer  # pyright: ignore[reportMissingTypeStubs] # it ships non
 MAX_TERM = 96
 """Maximum length of a term in characters. Longer strings are data that nobody asks for by name."""
 
-MAX_CACHED_TERMS = 65_536
-"""Number of words whose stems are cached."""
+CACHED = 32_768
+"""Number of entries of a cache by words or short texts."""
 
-RUNS, SHORT = 32_768, 20
-"""Cache of the terms of whitespace-separated runs: number of entries, and maximum length of a run in characters.
-Longer runs, such as paths or sentences in scripts without spaces, rarely repeat and would take much memory."""
+SHORT = 20
+"""Maximum length in characters of a run without white space whose terms are cached. Longer ones, such as paths or
+sentences in scripts without spaces, rarely repeat and would take much memory."""
+
+SCANNED = 100_000
+"""Characters read at each end of a text."""
+
+PROSE = 4_000
+"""Characters read of what a person may have written: the middle of a longer text is usually pasted."""
 
 STOPS = frozenset(
     "a about again all also am an and any are as at be because been before being but by can could did do does doing"
@@ -105,7 +111,7 @@ def _stemmer(language: str) -> Callable[[str], str]:
 _STEMMERS = {language: _stemmer(language) for language in ("english", "russian")}
 
 
-@lru_cache(maxsize=MAX_CACHED_TERMS)
+@lru_cache(maxsize=CACHED)
 def stem(word: str) -> str:
     """Stem of one lower-case word; empty for a stop word."""
     if word in STOPS:
@@ -135,7 +141,7 @@ def _run_terms(run: str) -> tuple[str, ...]:
     return *filter(None, map(stem, (word for word in spoken if len(word) <= MAX_TERM))), *identifiers(run)
 
 
-_run_terms_cached = lru_cache(maxsize=RUNS)(_run_terms)
+_run_terms_cached = lru_cache(maxsize=CACHED)(_run_terms)
 
 
 @lru_cache(maxsize=4_096)

@@ -18,7 +18,7 @@ from context_compiler.messages.items import LARGEST
 from context_compiler.recall.index import Index
 from context_compiler.recall.question import Pending, Question, dated
 from context_compiler.recall.statements import DAYS, MONTHS
-from context_compiler.recall.terms import MAX_TERM, fold, stem
+from context_compiler.recall.terms import CACHED, MAX_TERM, PROSE, fold, stem
 
 LEAST = 5
 """Minimum length of a term that may be misspelt; shorter ones have too many neighbours."""
@@ -58,9 +58,6 @@ def _is_slip(term: str, word: str) -> bool:
     return word.isalpha() and (max(len(ours), len(theirs)) == 1 or (len(ours) == 2 and ours == theirs[::-1]))
 
 
-MAX_ASKED = 4_000
-"""Maximum number of characters of a question; a longer one contains pasted text, of which nothing is asked."""
-
 _RUN = re.compile(r"\d{1,3}(?:,\d{3})+(?!\d)|[\w./\\:@#+~-]+")
 _NUMBER = re.compile(r"\d{3,}|\d{1,3}(?:,\d{3})+")
 _COUNTED = re.compile(r"\d+-?[a-z]")
@@ -75,7 +72,7 @@ _DATE = re.compile(r"(?:\d{4}-)?\d\d-\d\d")
 YEAR = -len("MM-DD")
 """Position in a date at which its month begins, from the end."""
 
-_kept = Memo[tuple[str, str], tuple[str, ...]](1_024)
+_kept = Memo[tuple[str, str], tuple[str, ...]](CACHED)
 
 
 def absent_terms(history: History, question: Pending) -> tuple[str, ...]:
@@ -85,7 +82,7 @@ def absent_terms(history: History, question: Pending) -> tuple[str, ...]:
 
 
 def _absent(history: History, question: Pending) -> Iterator[str]:
-    asked = dict(_exact_terms(question.text)) if len(question.text) <= MAX_ASKED else {}
+    asked = dict(_exact_terms(question.text)) if len(question.text) <= PROSE else {}
     readings = history.readings[: question.at] if asked else ()
     if any(len(item.text) >= LARGEST for reading in readings for item in reading.items):
         return
