@@ -22,7 +22,19 @@ from benchmarks import dial, goals
 from benchmarks.approaches import HOMES, ONLY, Approach, Missing, installed, load
 from benchmarks.data import Data, at_hand
 from benchmarks.machine import HOST, machine
-from benchmarks.measures import Measure, added, answers, compiles, evidence, lived, references, sessions, sets, survival
+from benchmarks.measures import (
+    Measure,
+    ablations,
+    added,
+    answers,
+    compiles,
+    evidence,
+    lived,
+    references,
+    sessions,
+    sets,
+    survival,
+)
 from benchmarks.page import can_draw, fill_page, ran, written
 from benchmarks.results import Cell, Result, Results, code
 from benchmarks.tables import RECOUNTS, TOO_LONG, markdown
@@ -30,7 +42,7 @@ from context_compiler.cli.screen import Screen, print_note, print_progress, prog
 
 MEASURES = {
     one.name: one
-    for module in (lived, evidence, sets, sessions, references, survival, compiles, added, answers)
+    for module in (lived, evidence, sets, ablations, sessions, references, survival, compiles, added, answers)
     for one in module.MEASURES
 }
 

@@ -49,7 +49,6 @@ class Approach:
 
 HOMES = {
     "ours": "ours",
-    "ours-unseen": "ours",
     "ours-live": "ours",
     "ours-live-full": "ours",
     "ours-live-bland": "ours",
@@ -81,7 +80,6 @@ HOMES = {
 ONLY = {
     "bm25": {"sets"},
     "bm25-3": {"sets"},
-    "ours-unseen": {"sets"},
     "ours-live": {"lived", "sessions", "compiles", "answers"},
     "ours-live-full": {"sessions"},
     "ours-live-bland": {"lived"},

@@ -7,6 +7,9 @@ from collections.abc import Callable, Hashable
 from threading import RLock
 from typing import Generic, TypeVar
 
+CACHED = 32_768
+"""Number of entries of a cache by words or short texts."""
+
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

@@ -8,9 +8,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 from pydantic_ai.messages import (
@@ -26,13 +25,13 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.test import TestModel
 from typer.testing import CliRunner
 
-from benchmarks import answering, blocks, dial, facts, fitting, goals, lived, money, page, recall, waiting, walks
+from benchmarks import answering, blocks, dial, facts, goals, lived, money, page, recall, waiting, walks
 from benchmarks.__main__ import app as command
 from benchmarks.approaches import HOMES, Approach, Missing, load
 from benchmarks.charges import PointedCache
 from benchmarks.data import Data, generated_conversations, generated_sessions
 from benchmarks.lives import SessionLife, look_up
-from benchmarks.measures import compiles, evidence, sessions, survival
+from benchmarks.measures import ablations, compiles, evidence, sessions, survival
 from benchmarks.measures import lived as lived_measure
 from benchmarks.peers.baselines import price
 from benchmarks.recall import Conversation, interval
@@ -399,28 +398,13 @@ def test_a_page_gets_its_tables_and_keeps_other_text() -> None:
     assert made == text.replace("old", "| new |")
 
 
-@dataclass(frozen=True)
-class TwoSets(Data):
-    """Two labelled sets, one of which may not be read."""
-
-    @property
-    def labelled(self) -> dict[str, tuple[int, ...]]:
-        return {"seen": (500,), "unseen": (500,)}
-
-    def conversations(self, name: str) -> list[Conversation]:
-        assert name == "seen"
-        return generated_conversations()
-
-
-def test_weights_are_fitted_without_the_set_that_they_are_measured_on() -> None:
-    usual, data = ranking.FEATURES, TwoSets(None)
-    with fitting.fitted_without("unseen", data):
-        assert [one.name for one in ranking.FEATURES] == [one.name for one in usual]
-        weights = [one.weight for one in ranking.FEATURES]
-        assert weights == list(fitting.weights_without("unseen", data)) != [one.weight for one in usual]
-    assert ranking.FEATURES is usual
-    found = [fmean(one.found(own, 100) for one in fitting.samples("seen", data)) for own in (weights, [0.0] * 8)]
-    assert found[0] > 0.9 > found[1]
+def test_leaving_out_the_only_feature_of_the_ranking_loses_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranking, "FEATURES", ranking.FEATURES[:1])
+    (cell,) = ablations.cells(Data(None), ["ours"])
+    approach = load("ours")
+    assert isinstance(approach, Approach)
+    found = ablations.run(cell, approach, Data(None))
+    assert isinstance(found, dict) and found["features"]["words"] > 50 and not found["signs"]
 
 
 def test_a_page_keeps_rows_and_cells_not_measured_again_on_request() -> None:

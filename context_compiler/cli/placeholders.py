@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from functools import cache
 
 from context_compiler.cli.text import number
-from context_compiler.compiler.summary import BUDGETS, TITLES
+from context_compiler.compiler.summary import LIMITED, MAX_TEXT, TITLES
 from context_compiler.layers.context import NEEDS, layer_texts
 from context_compiler.template import Template, shipped_template, shipped_templates
 from context_compiler.template.front_matter import SectionRule
@@ -15,7 +15,7 @@ from context_compiler.template.front_matter import SectionRule
 
 def rule_text(section: str, rule: SectionRule) -> str:
     """Format the rule of a section: its priority, and its budget or the default one."""
-    budget, note = (rule.budget, "") if rule.budget else (BUDGETS.get(section), ", the default")
+    budget, note = (rule.budget, "") if rule.budget else (MAX_TEXT if section in LIMITED else None, ", the default")
     limit = f"at most {number(budget)} tokens{note}" if budget else "no budget"
     return f"{section}: priority {rule.priority}, {limit}"
 

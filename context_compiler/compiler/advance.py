@@ -27,7 +27,7 @@ from context_compiler.compiler.cut_order import (
 )
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.identifiers import identifier_room
-from context_compiler.compiler.policy import Limits, Plan
+from context_compiler.compiler.policy import LARGE, SMALL, Limits, Plan
 from context_compiler.compiler.quotes import cost, written_for
 from context_compiler.compiler.reasons import ACTIVE_EXCHANGE_ORDERED, BROKEN, PIN_WAITS, TURNS_ORDERED
 from context_compiler.compiler.steering import Order
@@ -46,30 +46,11 @@ from context_compiler.messages.spans import positions, spans
 from context_compiler.messages.turns import is_prompt
 from context_compiler.record.values import Compile
 
-ORDERED = 3
-"""Divisor of the tokens that a compile by hand leaves out: maximum size of summary and quotes, so that the compile
-saves something."""
-
-INSIDE = 3
-"""Number of newest tool exchanges of the current turn that stay if the agent itself asks for a compile."""
-
-GROWTH = 8
-"""Divisor of the room: space kept free below the high threshold if the user orders that the beginning stays."""
-
-RECENT = 16
-"""Divisor of the room: space for earlier turns in a one-shot view, unless the caller says how many turns to keep. It is
-small because passages that answer the question are worth more than turns that merely precede it."""
-
-LAST, LAST_ASKED = 3, 4
-"""Divisors of the room: maximum size of a previous turn that is kept whole, in general and if the view is cut deeper
-for recall. The second is smaller because keeping a turn of a third of the room cost two points of recall in chats with
-long answers."""
-
 STUBS = 8
 """Divisor of the room: maximum size of the stubs of the current turn that stay unless the view is over the budget."""
 
-LITTLE = 8
-"""Divisor of the room: if less is left over, a one-shot view counts as full."""
+INSIDE = 3
+"""Number of newest tool exchanges of the current turn that stay if the agent itself asks for a compile."""
 
 
 def select(
@@ -112,7 +93,7 @@ def select(
     if one_shot and not policy.recent_named:
         older = spare and not (policy.fidelity_named and policy.fidelity is not Fidelity.FULL)
         wanted = len(outline.turns) if older else recent
-        draft.recent = min(wanted, _affordable_turns(draft, limits.room // RECENT + spare))
+        draft.recent = min(wanted, _affordable_turns(draft, limits.room // SMALL + spare))
     over = draft.total > limits.budget - overhead
     truncate_large_prompts(draft)
     draft.reserve(_reserved_tokens(plan, limits))
@@ -185,7 +166,7 @@ def _target(limits: Limits, *, one_shot: bool, order: Order | None) -> int:
     if one_shot:
         return limits.budget
     low = limits.low - limits.extra_cut
-    return max(low, limits.high - limits.room // GROWTH) if order and order.start else low
+    return max(low, limits.high - limits.room // SMALL) if order and order.start else low
 
 
 def _keep_pins(draft: Draft, plan: Plan) -> None:
@@ -224,7 +205,7 @@ def _drop_by_order(draft: Draft, plan: Plan, order: Order, previous: Cycle | Non
     """Drop what a user wants summarized: everything from a position on, else all but the recent turns.
 
     Unless the caller gave their number, recent turns are at most half of the conversation. Summary and quotes get at
-    most a third of the tokens that they replace, so that an order saves something even below the threshold.
+    most a quarter of the tokens that they replace, so that an order saves something even below the threshold.
     """
     earlier, before = draft.outline.turns[:-1], draft.total
     if order.start:
@@ -237,15 +218,14 @@ def _drop_by_order(draft: Draft, plan: Plan, order: Order, previous: Cycle | Non
         for group in completed_groups(draft.outline.active, draft.history)[:-INSIDE]:
             draft.drop(range(group.start, group.stop), ACTIVE_EXCHANGE_ORDERED)
     written = plan.counter.text(previous.note) + plan.counter.text(previous.quotes) if previous is not None else 0
-    draft.reserve(min(draft.summary, (before - draft.total) // ORDERED + written))
+    draft.reserve(min(draft.summary, (before - draft.total) // LARGE + written))
 
 
 def _keep_last_turn(draft: Draft, limits: Limits, target: int) -> bool:
     """Spare the turn before the current one as long as the budget allows; True if it is spared.
 
-    It is spared if it takes at most a third of the room (a quarter if the view is cut deeper for recall), and if a
-    further turn of its size fits below the high threshold: otherwise the next request would cut again. The tokens
-    reserved for the note are protected in either case.
+    It is spared if it takes at most a quarter of the room, and if a further turn of its size fits below the high
+    threshold: otherwise the next request would cut again. The tokens reserved for the note are protected anyway.
     """
     draft.notes = min(limits.max_notes, draft.summary)
     turns = draft.outline.turns[:-1]
@@ -253,7 +233,7 @@ def _keep_last_turn(draft: Draft, limits: Limits, target: int) -> bool:
     stay = draft.pins.union(last)
     others = sum(draft.costs[index] for index in draft.before_active() if index not in stay)
     most = target + limits.extra_cut + limits.high - limits.low
-    size, share = sum(draft.costs[index] for index in last), draft.room // (LAST_ASKED if limits.extra_cut else LAST)
+    size, share = sum(draft.costs[index] for index in last), draft.room // LARGE
     if size <= share and draft.total - others + size <= most:
         draft.spared = last
     return bool(draft.spared)
@@ -262,12 +242,12 @@ def _keep_last_turn(draft: Draft, limits: Limits, target: int) -> bool:
 def unused_tokens(done: Selection, cycle: Cycle) -> int:
     """Tokens left over in a one-shot view after everything quotable is quoted.
 
-    It is 0 if less than an eighth of the room is left, or if the caller chose the number of turns.
+    It is 0 if less than a quarter of the room is left, or if the caller chose the number of turns.
     """
     if done.policy.recent_named:
         return 0
     left = done.target - done.kept - cost(cycle.note, done.counter) - cost(cycle.quotes, done.counter)
-    return left if left > done.limits.room // LITTLE else 0
+    return left if left > done.limits.room // LARGE else 0
 
 
 def _affordable_turns(draft: Draft, room: int) -> int:

@@ -16,17 +16,11 @@ from statistics import fmean
 
 from context_compiler.compiler.cycle import MAX_BLOCK_CUTS, Block, Blocks, Cycle
 from context_compiler.compiler.metrics import CACHED, FRESH
-from context_compiler.compiler.policy import LARGE, REFUSED_SHARE, Limits, Plan
+from context_compiler.compiler.policy import LARGE, REFUSED_SHARE, SMALL_ROOM, Limits, Plan
 from context_compiler.messages.history import History
 from context_compiler.messages.prompts import asking_part, asking_share, asks, is_short
 from context_compiler.messages.turns import Turn
 from context_compiler.settings import amount_tokens
-
-BASE_ROOM = 1_500
-"""Minimum room of which a fraction in `recall=` is taken: in a smaller one, free tokens are best spent on answers."""
-
-BEARING = 8
-"""Divisor of `recall=` for the block of a short prompt that does not ask, such as "write to the caterer"."""
 
 TURNS = 5
 """Number of newest turns from which the growth of a turn is estimated."""
@@ -46,7 +40,7 @@ class BlockSizes:
     @cached_property
     def recall(self) -> int:
         """Maximum size of a block by the setting `recall=`."""
-        return amount_tokens(self.plan.policy.recall, of=max(self.limits.room, BASE_ROOM)) or 0
+        return amount_tokens(self.plan.policy.recall, of=max(self.limits.room, SMALL_ROOM)) or 0
 
     @cached_property
     def reserve(self) -> int:
@@ -79,7 +73,7 @@ class BlockSizes:
         if self.asks_past(prompt):
             share = asking_share(asking_part(prompt, plan.counter)) or 1.0  # "I forgot what opens it" has no question
             return int(self.recall * share**2 / max(1, plan.requests_per_turn))
-        return self.recall // BEARING if not plan.tool_calls and is_short(prompt, plan.counter) else 0
+        return self.recall // LARGE if not plan.tool_calls and is_short(prompt, plan.counter) else 0
 
     def expected(self, blocks: Blocks | None) -> int:
         """Size of this turn's block in `blocks`; its maximum size if it has not been searched yet."""
@@ -95,7 +89,7 @@ class BlockSizes:
         budget, so that not every question cuts it again.
         """
         sums = self.plan.history.sums
-        grown = sums[-1] - sums[max(0, self.cycle.at)]
+        grown = sums[-1] - sums[self.cycle.at or 0]
         return 2 * self.free(cost) < wanted and (cost >= self.limits.budget or 2 * grown >= wanted)
 
     def extra_cut(self, wanted: int) -> int:

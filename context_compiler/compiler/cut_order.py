@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from context_compiler.compiler import reasons
 from context_compiler.compiler.cycle import Cycle
-from context_compiler.compiler.policy import LARGE, PROMPT, Limits, Policy
+from context_compiler.compiler.policy import LARGE, SMALL, SMALL_ROOM, Limits, Policy
 from context_compiler.compiler.reasons import Reason
 from context_compiler.compiler.steering import NONE, Order, Steering, messages_kept_together
+from context_compiler.fidelity import Fidelity
 from context_compiler.messages.history import History, superseded_parts
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.rules import Rule
@@ -25,9 +26,6 @@ from context_compiler.messages.spans import spans
 from context_compiler.messages.turns import Group, Outline, Turn, has_prompt, is_prompt
 from context_compiler.record.values import Drop
 from context_compiler.tokens import TokenCounter
-
-BRIEF = 2_000
-"""Maximum room in tokens of a brief view, see `Selection.brief`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +73,7 @@ class Selection:
     @property
     def brief(self) -> bool:
         """True for a live view of tool work in a small room: it lasts a few requests, all about the current prompt."""
-        return self.lasting and self.tool_work and self.limits.room < BRIEF
+        return self.lasting and self.tool_work and self.limits.room < SMALL_ROOM
 
     @property
     def kept(self) -> int:
@@ -303,21 +301,8 @@ def _may_lead(history: History, outline: Outline) -> frozenset[int]:
     )
 
 
-SUMMARY_STEPS = (1_500, 600, 500)
-"""Sizes in tokens to which the reserve for summary and quotes shrinks: medium, low, compact."""
-
-PROMPT_RESERVE, MIN_PROMPT_RESERVE = 20, 64
-"""Room that a prompt must leave free to stay whole: a divisor of the room, and a minimum in tokens, which is itself at
-most a quarter of the room."""
-
 MIN_PART = 6
 """Tokens that even the hardest truncation leaves of a part."""
-
-LARGE_PART = 4
-"""Divisor of the room: a part above it is truncated to it first of all, unless it is a prompt of the current turn."""
-
-LEAST_NEWEST = 16
-"""Divisor of the room: limit of a part of the newest exchange before stubs of the current turn are dropped."""
 
 Step = Callable[[Draft], Iterator[None]]
 """Step of the cut order. It changes the draft in small increments, oldest message first, and yields after each, so that
@@ -329,7 +314,7 @@ def truncate_large_parts(draft: Draft, *, earlier: bool = False) -> Iterator[Non
 
     Prompts of the current turn are exempt, and so is its newest exchange if it fits.
     """
-    limit = max(draft.room // LARGE_PART, MIN_PART)
+    limit = max(draft.room // LARGE, MIN_PART)
     active, newest = draft.outline.active, newest_exchange(draft)
     whole = newest if draft.untouchable <= _most_whole(draft) else range(0)
     for index in draft.before_active() if earlier else range(len(draft.history)):
@@ -341,21 +326,21 @@ def truncate_large_parts(draft: Draft, *, earlier: bool = False) -> Iterator[Non
 
 
 def truncate_large_prompts(draft: Draft) -> None:
-    """Truncate a current prompt that does not fit whole to the fraction `PROMPT` of the room."""
+    """Truncate a current prompt that does not fit whole to three quarters of the room."""
     active = draft.outline.active
     for index in range(active.start, active.stop):
         if is_prompt(draft.history, index) and draft.here(index) is not None and not _fits_whole(draft, index):
-            draft.reshape(index, reasons.OVERSIZED_PROMPT, limit=int(PROMPT * draft.room))
+            draft.reshape(index, reasons.OVERSIZED_PROMPT, limit=draft.room - draft.room // LARGE)
 
 
 def _fits_whole(draft: Draft, index: int) -> bool:
-    """True if a prompt leaves the room that `PROMPT_RESERVE` demands."""
+    """True if a prompt leaves enough room free."""
     return draft.history.readings[index].tokens <= _most_whole(draft)
 
 
 def _most_whole(draft: Draft) -> int:
     """Maximum tokens of prompts and results that stay whole."""
-    return draft.room - max(draft.room // PROMPT_RESERVE, min(MIN_PROMPT_RESERVE, draft.room // LARGE))
+    return draft.room - draft.room // SMALL
 
 
 def drop_older_turns(draft: Draft) -> Iterator[None]:
@@ -387,8 +372,8 @@ def stub_tool_exchanges(draft: Draft) -> Iterator[None]:
 
 
 def shrink_summary(draft: Draft) -> Iterator[None]:
-    """Shrink the reserve for summary and quotes to medium, low and compact size."""
-    for size in SUMMARY_STEPS:
+    """Shrink the reserve for summary and quotes to the size of the fidelities medium, low and compact."""
+    for size in (Fidelity.SUMMARY_MEDIUM.cap, Fidelity.SUMMARY_LOW.cap, Fidelity.COMPACT.cap):
         if draft.summary > max(size, draft.notes):
             draft.reserve(size)
             yield
@@ -431,7 +416,7 @@ def drop_active_groups(draft: Draft) -> Iterator[None]:
 
 def truncate_newest_exchange(draft: Draft) -> Iterator[None]:
     """Truncate the newest exchange of the current turn, to a sixteenth of the room at the least."""
-    limit, least = draft.room // LARGE_PART, max(draft.room // LEAST_NEWEST, MIN_PART)
+    limit, least = draft.room // LARGE, max(draft.room // SMALL, MIN_PART)
     while limit > least:
         limit = max(limit * 7 // 8, least)
         for index in newest_exchange(draft):

@@ -81,8 +81,8 @@ class Cycle:
     """Kept messages before this position precede the summary, because the summarized messages came after them."""
     rules: tuple[str, ...] = ()
     """Rules that the view lists, in order."""
-    at: int = -1
-    """Position from which prompts belonged to the turn in which it began; -1 if unknown."""
+    at: int | None = None
+    """Position from which prompts belonged to the turn in which it began; None if unknown."""
     size: int = 0
     """Exact tokens of the messages that it keeps, with note and quotes, when it began."""
 
@@ -197,7 +197,7 @@ def with_turn(cycle: Cycle, turn: int, start: int) -> Cycle:
         turn: Ordinal of the current turn.
         start: Position from which prompts belong to the current turn.
     """
-    if cycle.turn != turn or not 0 <= cycle.at < start:
+    if cycle.turn != turn or cycle.at is None or cycle.at >= start:
         return cycle
     return replace(cycle, turn=turn - 1, compiled_turn=min(cycle.compiled_turn, turn - 1))
 
@@ -226,7 +226,7 @@ def _joined(cycle: Cycle, history: History, joined: int, count: int) -> Cycle:
         covered=spans(sorted(moved_cover)),
         why=tuple((start - (start > joined), stop - (stop - 1 > joined), reason) for start, stop, reason in cycle.why),
         lead=cycle.lead - (cycle.lead > joined + 1),
-        at=cycle.at - (cycle.at > joined),
+        at=cycle.at - (cycle.at > joined) if cycle.at is not None else None,
     )
 
 

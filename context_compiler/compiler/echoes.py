@@ -31,19 +31,12 @@ from context_compiler.messages.display import (
 )
 from context_compiler.messages.fences import one_line, visible
 from context_compiler.messages.history import Reading
-from context_compiler.messages.items import Item, Kind, parse_arguments, plain_text
+from context_compiler.messages.items import SCANNED, Item, Kind, parse_arguments, plain_text
 from context_compiler.messages.tool_lines import call_line, outcome_line
-from context_compiler.recall.terms import SCANNED
 
 SENTENCE, RUN = 4, 8
-"""Minimum number of words of a whole sentence, and of words in a row, that count anywhere."""
-
-MIN_IDENTIFIER = 4
-"""Minimum length in characters of an identifier that is searched for."""
-
-LINE = 8
-"""Minimum length in characters of a quoted line that may be a part of a message; a shorter line must be a whole
-sentence or line."""
+"""Minimum number of words of a whole sentence, and of words in a row, that count anywhere; a shorter quoted line must
+be a whole sentence or line of the message."""
 
 LISTED = 20
 """Maximum number of entries of any list on a page, and of what is read or cached for one."""
@@ -97,7 +90,7 @@ class Sayings:
     beginnings: frozenset[tuple[str, ...]]
     """All sequences of `SENTENCE` words, for a quick check before `text` is searched."""
     lines: dict[str, list[tuple[str, int]]]
-    """Quoted lines of at least `LINE` characters, as words and text number, by their longest word."""
+    """Quoted lines of at least `SENTENCE` words, as words and text number, by their longest word."""
     short: dict[str, int]
     """Text number by shorter quoted line."""
     exchanges: tuple[tuple[str, int], ...]
@@ -169,14 +162,14 @@ def _add_lines(
         said = _PHASE_WORDS.sub("", said) if form == OUTLINE else said
         for piece in said.split("…"):
             words = _words(piece)
-            if len(" ".join(words)) >= LINE:
+            if len(words) >= SENTENCE:
                 lines[max(words, key=len)].append((f" {' '.join(words)} ", number))
             elif words and labelled:
                 short.setdefault(" ".join(words), number)
 
 
 def _identifies(one: Specific) -> bool:
-    return one.sort not in _COMMON_SORTS and len(one.text) >= MIN_IDENTIFIER
+    return one.sort not in _COMMON_SORTS
 
 
 def echoes(request: Sayings, reading: Reading, own: tuple[str, int] | None = None) -> tuple[Echo, ...]:

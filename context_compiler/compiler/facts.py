@@ -85,11 +85,15 @@ class FactPage:
     session: SessionRow
     fact: str
     mentions: tuple[Mention, ...] = ()
-    mentioned: int = 0
+    mentioned: int
     """Number of raw messages that contain it."""
     requests: int
     newest: int
     """Number of the newest request; 0 if there is none."""
+    had: int
+    """Number of requests that contained it in any form."""
+    requests_since: int
+    """Number of requests whose raw history contained it."""
     stretches: tuple[Stretch, ...] = ()
     answer: str = ""
     """When the fact left the requests and came back, in a few sentences; empty if no raw history contains it."""
@@ -97,16 +101,6 @@ class FactPage:
     """If nothing contains the fact: raw messages with most of its words, each with the sentence that has them."""
     pinned: tuple[int, ...] = ()
     """Positions of the mentions that are pinned."""
-
-    @property
-    def had(self) -> int:
-        """Number of requests that contained it in any form."""
-        return sum(stretch.requests for stretch in self.stretches if stretch.forms)
-
-    @property
-    def requests_since(self) -> int:
-        """Number of requests whose raw history contained it."""
-        return sum(stretch.requests for stretch in self.stretches if stretch.known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +160,10 @@ class FactSearch:
         info = session_of(db, number)
         tips = browse.request_tips(db, number)
         if not fact or not tips:
-            return FactPage(session=info, fact=fact, requests=len(tips), newest=tips[-1].id if tips else 0)
+            newest = tips[-1].id if tips else 0
+            return FactPage(
+                session=info, fact=fact, mentioned=0, requests=len(tips), newest=newest, had=0, requests_since=0
+            )
         chains = self._read(db, number, tips)
         own = self._forms(db, chains, fact)
         reached: dict[str, int] = {}
@@ -191,6 +188,8 @@ class FactSearch:
             mentioned=mentioned,
             requests=len(tips),
             newest=tips[-1].id,
+            had=sum(bool(mask) for mask, _ in masks),
+            requests_since=sum(bool(raw) for _, raw in masks),
             stretches=stretches,
             answer=answer_of(stretches),
             near=() if found else self._near(db, info, tips, fact),

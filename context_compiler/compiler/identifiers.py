@@ -14,6 +14,7 @@ from math import log2
 
 from context_compiler.compiler.cut_order import Selection
 from context_compiler.compiler.patterns import Sort
+from context_compiler.compiler.policy import LARGE
 from context_compiler.compiler.specifics import Mention, TextSet, field_before, mentions, readable_text, runs_command
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History
@@ -22,6 +23,8 @@ from context_compiler.messages.shapes import WHOLE, apply_shape
 from context_compiler.messages.tool_lines import call_line
 from context_compiler.messages.turns import Place, calls_of_results
 from context_compiler.recall import changes_of
+from context_compiler.recall.passages import MIN_QUOTE, WIDTH
+from context_compiler.recall.terms import MAX_TERM
 from context_compiler.tokens import TokenCounter
 
 ARGUMENTS = frozenset({Sort.ID, Sort.PATH, Sort.URL})
@@ -30,37 +33,13 @@ ARGUMENTS = frozenset({Sort.ID, Sort.PATH, Sort.URL})
 SHARE = 0.15
 """Fraction of the room for messages: maximum size of the list if tools are used."""
 
-PART = 3
-"""Divisor of the tokens for the list and quotes. Without a model's summary, and in a live chat, the list gets one part,
-because passages that answer the question matter more. For a live agent doing tool work, it gets the other two parts:
-most responses are further calls, and the prompt has its own recall block."""
-
-MIN_TOKENS = 24
-"""Minimum size in tokens that a list must be allowed."""
-
-SPARE = 12
-"""Minimum tokens left by the quotes for the list to be rewritten."""
-
-NEAR, FAR = 1, 2
-"""Words quoted on each side of an identifier in a short list and in a longer one."""
-FULL_LIST = 400
-"""Minimum limit in tokens of a list that is not short."""
-CALL = 72
-"""Maximum length in characters of a call if the identifiers are in its result."""
+NEAR = 1
+"""Words quoted on each side of an identifier."""
 TRIES = 24
 """Number of consecutive identifiers that may fail to fit; the next failure ends the list."""
 
 AND = "; "
 """Separator of lines that share a label."""
-
-WIDTH = 48
-"""Characters on each side of an identifier that are searched for words to quote."""
-
-PIECE = 400
-"""Maximum length in characters of a piece that is quoted around identifiers."""
-
-JOINED = 4
-"""Maximum number of characters between two pieces that become one."""
 
 _WORD = re.compile(r"\w[\w.-]*")
 _SYNTAX = re.compile(r'["{}\[\]]+')
@@ -164,17 +143,17 @@ def identifiers_and_quotes(
         lost: True if a model wrote a summary; the identifiers it lost are listed.
     """
     most = int(selection.limits.room * SHARE) if lost or uses_tools(selection.history) else 0
-    missing = missing_identifiers(selection) if most >= MIN_TOKENS else []
-    part = limit // PART
+    missing = missing_identifiers(selection) if most >= MIN_QUOTE else []
+    part = limit // LARGE
     without = limit - part if selection.lasting and selection.tool_work else part
     own = min(most, limit if lost and not selection.chat else without)
     quotes = quoting(limit - own)
     listed = list_identifiers(selection, missing, (*shown, quotes), own)
     used = selection.counter.text(listed) + 2 if listed else 0
-    if own - used > MIN_TOKENS:
+    if own - used > MIN_QUOTE:
         quotes = quoting(limit - used)
     rest = min(most, limit - selection.counter.text(quotes) - 2)
-    if rest - used > SPARE:
+    if rest - used > MIN_QUOTE:
         listed = list_identifiers(selection, missing, (*shown, quotes), rest)
     return "\n\n".join(block for block in (listed, quotes) if block)
 
@@ -190,10 +169,10 @@ def list_identifiers(
         shown: Texts beside the messages: note and quotes.
         limit: Maximum number of tokens.
     """
-    if limit < MIN_TOKENS:
+    if limit < MIN_QUOTE:
         return ""
     holds = TextSet(*shown).holds
-    listed = _List(selection, NEAR if limit < FULL_LIST else FAR)
+    listed = _List(selection)
     left, missed = limit - 2, 0
     for identifier in (identifier for identifier in missing if not holds(identifier.homes[0].specific)):
         if missed > TRIES or left < 4:
@@ -217,7 +196,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Part:
-    """Quoted pieces of one part, in order, none longer than `PIECE`."""
+    """Quoted pieces of one part, in order, none longer than `WIDTH`."""
 
     item: Item
     text: str = field(init=False)
@@ -233,8 +212,8 @@ class _Part:
 
     def touched(self, start: int, end: int) -> slice:
         """Pieces that a span joins because it touches them."""
-        first = bisect_left(self.pieces, start - JOINED, key=lambda piece: piece.end)
-        return slice(first, bisect_right(self.pieces, end + JOINED, key=lambda piece: piece.start))
+        first = bisect_left(self.pieces, start, key=lambda piece: piece.end)
+        return slice(first, bisect_right(self.pieces, end, key=lambda piece: piece.start))
 
     def holds(self, mention: Mention) -> bool:
         """True if the mention is in a piece."""
@@ -242,15 +221,15 @@ class _Part:
         end = start + len(mention.specific.verbatim)
         return any(one.start <= start and end <= one.end for one in self.pieces[self.touched(start, end)])
 
-    def longer(self, mention: Mention, words: int, counter: TokenCounter) -> tuple[slice, _Piece]:
+    def longer(self, mention: Mention, counter: TokenCounter) -> tuple[slice, _Piece]:
         """Piece that quotes a mention too, and the pieces that it replaces."""
         start = mention.specific.offset
         end = start + len(mention.specific.verbatim)
-        wide = _around(self.text, start, end, words)
+        wide = _around(self.text, start, end)
         old = self.touched(*wide)
         joined = self.pieces[old]
         low, high = min([wide[0], *(one.start for one in joined)]), max([wide[1], *(one.end for one in joined)])
-        if joined and high - low > PIECE:  # the text between them is quoted already, so the bare identifier will do
+        if joined and high - low > WIDTH:  # the text between them is quoted already, so the bare identifier will do
             at = bisect_left(self.pieces, start, key=lambda piece: piece.start)
             low, high, old = start, end, slice(at, at)
         return old, _Piece(start=low, end=high, tokens=counter.text(self.separator + self.shown(low, high)))
@@ -263,7 +242,7 @@ class _Part:
     def shown(self, start: int, end: int) -> str:
         """Text of a span on one line."""
         text = self.text[start:end]
-        return one_line(_SYNTAX.sub("", text) if self.data else text, PIECE)
+        return one_line(_SYNTAX.sub("", text) if self.data else text, WIDTH)
 
     def quotation(self) -> str:
         """Text of all pieces."""
@@ -299,8 +278,8 @@ class _List:
     Every identifier is quoted and counted once, as a part of one short piece, so the time is linear in their number.
     """
 
-    def __init__(self, selection: Selection, words: int) -> None:
-        self._history, self._counter, self._words = selection.history, selection.counter, words
+    def __init__(self, selection: Selection) -> None:
+        self._history, self._counter = selection.history, selection.counter
         self._calls = {result: call for result, call in calls_of_results(selection.history.readings) if call}
         self._lines: dict[Place, _Line] = {}
         self._labels: set[str] = set()
@@ -325,7 +304,7 @@ class _List:
         brief = bool(line.short) and line.brief and (not in_call or TextSet(line.short).holds(mention.specific))
         if known and (part.holds(mention) or (in_call and brief)):
             return 0, lambda: None
-        old, piece = part.longer(mention, self._words, self._counter)
+        old, piece = part.longer(mention, self._counter)
         cost = piece.tokens - sum(one.tokens for one in part.pieces[old])
         if in_call and line.brief and line.short:  # pieces cost something only instead of the short form
             cost = 0 if brief else cost + sum(one.tokens for one in part.pieces) - self._counter.text(line.short)
@@ -349,7 +328,7 @@ class _List:
     def _new_line(self, key: Place, mention: Mention) -> _Line:
         item = self._item(key)
         tool = one_line(item.tool or "tool", 40) if item.kind in (Kind.CALL, Kind.RETURN) else ""
-        short = call_line(item.tool or "tool", item.text, width=CALL) if item.kind is Kind.CALL else ""
+        short = call_line(item.tool or "tool", item.text) if item.kind is Kind.CALL else ""
         return _Line(
             label=f"[turn {mention.turn + 1} · {mention.speaker}] {tool}",
             before=" → " if item.kind is Kind.RETURN else "",
@@ -365,11 +344,11 @@ class _List:
         return "\n".join(label + AND.join(texts) for label, texts in by_label.items())
 
 
-def _around(text: str, start: int, end: int, words: int) -> tuple[int, int]:
-    """Span to quote for an identifier: from the name of its field, else with `words` words on each side."""
+def _around(text: str, start: int, end: int) -> tuple[int, int]:
+    """Span to quote for an identifier: from the name of its field, else with `NEAR` words on each side."""
     key = field_before(text, start)
     if key:
         return key.start(), end
-    before = list(_WORD.finditer(text, max(0, start - WIDTH), start))[-words:]
-    after = list(_WORD.finditer(text, end, min(len(text), end + WIDTH)))[:words]
+    before = list(_WORD.finditer(text, max(0, start - MAX_TERM), start))[-NEAR:]
+    after = list(_WORD.finditer(text, end, min(len(text), end + MAX_TERM)))[:NEAR]
     return (before[0].start() if before else start), (after[-1].end() if after else end)

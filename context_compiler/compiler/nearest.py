@@ -9,7 +9,8 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
-from context_compiler.compiler.facts import HITS
+from context_compiler.compiler.facts import EXCERPT
+from context_compiler.compiler.trace import HITS
 from context_compiler.messages.history import Reader
 from context_compiler.messages.prompts import sentence_ends
 from context_compiler.messages.recorded import RecordedMessage
@@ -22,9 +23,6 @@ from context_compiler.tokens import as_counter
 
 MOST_OF_IT = 0.5
 """Minimum fraction of the words that a near message contains."""
-
-EXCERPT = 160
-"""Characters shown of a message, or on each side of a fact in it."""
 
 
 class Nearest:

@@ -162,13 +162,13 @@ def _anything(text: str) -> bool:
     return True
 
 
-COMMANDS: tuple[tuple[str, int], ...] = (
-    (r"(?m)^[ \t]{0,8}(?:\$|❯|bash-\$) {1,3}([^\s#][^\n]{2,300})", 0),
-    (rf"`((?:sudo )?(?:{_PROGRAMS}) [^`\n]{{1,300}})`", 0),
-    (r"\"(?:command|cmd|bash|script|run)\"\s{0,3}:\s{0,3}\"((?:[^\"\\\n]|\\.){2,300})\"", 0),
-    (rf"(?m)^[ \t]{{0,8}}(?:[-*] )?((?:sudo )?(?:{_PROGRAMS}) [^\n`]{{1,300}})$", 1),
+COMMANDS: tuple[tuple[str, bool], ...] = (
+    (r"(?m)^[ \t]{0,8}(?:\$|❯|bash-\$) {1,3}([^\s#][^\n]{2,300})", False),
+    (rf"`((?:sudo )?(?:{_PROGRAMS}) [^`\n]{{1,300}})`", False),
+    (r"\"(?:command|cmd|bash|script|run)\"\s{0,3}:\s{0,3}\"((?:[^\"\\\n]|\\.){2,300})\"", False),
+    (rf"(?m)^[ \t]{{0,8}}(?:[-*] )?((?:sudo )?(?:{_PROGRAMS}) [^\n`]{{1,300}})$", True),
 )
-"""Patterns of contexts of a command, each with 1 if the match must also pass `is_command`."""
+"""Patterns of contexts of a command, each with True if the match must also pass `is_command`."""
 
 TABLE: tuple[tuple[Sort, str, str, Callable[[str], bool]], ...] = (
     (Sort.URL, r"(?<![\w])[a-zA-Z][a-zA-Z0-9+]{1,15}://[^\s<>\"'`{}|\\^\[\]（）。，、」）]{2,1000}", ":", _anything),

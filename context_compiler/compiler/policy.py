@@ -44,20 +44,14 @@ MIN_TRIGGER = 1_000
 be able to grow for a few turns before it is cut back again."""
 
 LARGE = 4
-"""Divisor of the room: a prompt with more tokens is large."""
+"""Divisor of the room: what takes more is large, be it a prompt, another part, a turn, or all rules, pins or quotes. Of
+the distance between the thresholds, this part is left when a background compile starts."""
 
-PROMPT = 0.6
-"""Fraction of the room that a prompt keeps if it does not fit whole."""
+SMALL = 16
+"""Divisor of the room: what takes less is small."""
 
-NOTED = 4
-"""Divisor of the room: maximum size of note and quotes beside a large prompt, or beside turns that the caller wants
-kept."""
-
-AHEAD = 4
-"""Divisor of the distance between the thresholds: a background compile starts that far below the high one."""
-
-PROMPT_ROOM = 32_000
-"""Maximum tokens of a prompt for a summary if the context window of the model that writes it is unknown."""
+SMALL_ROOM = 2_000
+"""Room in tokens below which a live view of tool work is brief. Of no smaller one, a fraction in `recall=` is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,17 +66,17 @@ class Limits:
     """Size of a request above which its view is cut back."""
     low: int
     """Size to which it is cut back."""
-    ratio: float = 1.0
+    ratio: float
     """Learned ratio of the model's tokens to ours."""
-    tight: float = 1.0
+    tight: float
     """Fraction of the budget in use; below 1 after a provider refused a request as too long."""
-    max_notes: int = 0
+    max_notes: int
     """Maximum size of note and quotes of a live view together; 0 for whatever is free below the low threshold."""
-    block_reserve: int = 0
+    block_reserve: int
     """Tokens reserved for the recall block of the prompt, in addition to the view."""
-    extra_cut: int = 0
+    extra_cut: int
     """Tokens to cut below the low threshold to make room for that block."""
-    rules: int = 0
+    rules: int
     """Part of `fixed` that is reserved for the rules of the conversation."""
 
     @property
@@ -98,7 +92,7 @@ class Limits:
     @property
     def background_threshold(self) -> int:
         """Size of a request from which a compile may run in the background: a quarter of the way below `high`."""
-        return self.high - max(0, self.high - self.low) // AHEAD
+        return self.high - max(0, self.high - self.low) // LARGE
 
     @property
     def for_background(self) -> Limits:
@@ -191,25 +185,22 @@ def trigger_of(trigger: Amount | None, threshold: Amount | None, fidelity: Fidel
 class Floor:
     """Tokens that no threshold may remove, and the size of the exchanges that the thresholds follow."""
 
-    prompt: int = 0
+    prompt: int
     """Prompts of the current turn."""
-    kept: int = 0
+    kept: int
     """Pinned messages, and standing instructions of the user."""
-    turns: int = 0
+    turns: int
     """Earlier turns that the caller wants kept."""
-    newest: int = 0
+    newest: int
     """Results of the newest exchange."""
-    exchange: int = 0
+    exchange: int
     """Usual size of an exchange."""
-    cut: int = 0
+    cut: int
     """The whole request after the last cut; 0 before the first."""
 
     def lasting(self, room: int) -> int:
         """Tokens of `room` that stay throughout the turn."""
-        return min(self.prompt, int(PROMPT * room)) + min(self.turns, max(0, room // 2 - self.exchange)) + self.kept
-
-
-NO_FLOOR = Floor()
+        return min(self.prompt, room - room // LARGE) + min(self.turns, max(0, room // 2 - self.exchange)) + self.kept
 
 
 def limits(
@@ -220,7 +211,7 @@ def limits(
     ratio: float = 1.0,
     tight: float = 1.0,
     tool_work: bool = False,
-    floor: Floor = NO_FLOOR,
+    floor: Floor | None = None,
 ) -> Limits:
     """Compute budget and thresholds in exact tokens.
 
@@ -231,28 +222,39 @@ def limits(
         ratio: The model's tokens for each of ours.
         tight: Fraction of the budget to use; below 1 after a provider refused a request.
         tool_work: The session is tool work, whose view needs no room for quotes.
-        floor: What no threshold may remove.
+        floor: What no threshold may remove; None for a view that is not cut before it is over the budget.
     """
     wanted = amount_tokens(trigger, of=budget)
     budget = max(1, int(budget * tight / ratio))
     room = max(0, budget - fixed)
-    if not room:
-        return Limits(budget=budget, fixed=fixed, high=budget, low=fixed, ratio=ratio, tight=tight)
-    least = min(budget, fixed + floor.lasting(room))
+    least = min(budget, fixed + (floor.lasting(room) if floor else 0))
     notes = 0 if tool_work or wanted is not None else _max_notes(room, budget - least)
     base = least + notes
-    newest = min(budget, base + floor.newest)
-    if wanted is None:
-        start = min(budget, floor.cut or base)
-        share = HIGH + notes / room + STEEP * floor.exchange / max(1, budget - start) if floor is not NO_FLOOR else 1
-        high = max(start + int(min(1.0, share) * (budget - start)), newest + floor.exchange)
-        low = base + int(LOW * (budget - base)) + min(floor.exchange, (budget - base) // LARGE)
+    newest, exchange = (min(budget, base + floor.newest), floor.exchange) if floor else (base, 0)
+    if not room:
+        high, low = budget, fixed
+    elif wanted is None:
+        start = min(budget, floor.cut or base) if floor else base
+        share = HIGH + notes / room + STEEP * exchange / max(1, budget - start) if floor else 1
+        high = max(start + int(min(1.0, share) * (budget - start)), newest + exchange)
+        low = base + int(LOW * (budget - base)) + min(exchange, (budget - base) // LARGE)
     else:
         high = max(int(wanted / ratio), newest + min((budget - newest) // 2, MIN_TRIGGER))
         low = _half_way(base, min(high, budget))
     high = min(high, budget)
-    low = min(max(low, newest), high)
-    return Limits(budget=budget, fixed=fixed, high=high, low=low, ratio=ratio, tight=tight, max_notes=notes)
+    low = min(max(low, newest), high) if room else fixed
+    return Limits(
+        budget=budget,
+        fixed=fixed,
+        high=high,
+        low=low,
+        ratio=ratio,
+        tight=tight,
+        max_notes=notes,
+        block_reserve=0,
+        extra_cut=0,
+        rules=0,
+    )
 
 
 HIGH, STEEP = 0.2, 7
@@ -270,7 +272,7 @@ MIN_NOTES = 1_800
 
 def _max_notes(room: int, free: int) -> int:
     """Maximum size of note and quotes of a chat."""
-    most = max(room // NOTED, MIN_NOTES)
+    most = max(room // LARGE, MIN_NOTES)
     return min(most, free // 2) if 2 * most <= room else 0
 
 
@@ -330,7 +332,7 @@ class Policy:
         ratio: float = 1.0,
         tight: float = 1.0,
         tool_work: bool = False,
-        floor: Floor = NO_FLOOR,
+        floor: Floor | None = None,
     ) -> Limits:
         """Budget and thresholds of a request with `fixed` tokens that no view can leave out."""
         return limits(
@@ -465,16 +467,17 @@ class Plan:
         at = prompt_at(self.history)
         return self.history.readings[at].tokens if at is not None else 0
 
-    @cached_property
-    def floor(self) -> Floor:
-        """Tokens that no threshold may remove, without what the user steers."""
+    def floor(self, kept: int, cut: int) -> Floor:
+        """Tokens that no threshold may remove, with what the user steers, and the request after the last cut."""
         groups = self.outline.active.groups
         prompts = [group for group in groups if has_prompt(self.history, group)]
         newest = 0 if groups[-1] in prompts else self._tokens(groups[-1])
         prompt = sum(map(self._tokens, prompts))
-        return Floor(prompt=prompt, turns=self.recent_tokens, newest=newest, exchange=self._exchange)
+        return Floor(
+            prompt=prompt, kept=kept, turns=self.recent_tokens, newest=newest, exchange=self._exchange, cut=cut
+        )
 
-    @property
+    @cached_property
     def _exchange(self) -> int:
         """Usual size of an exchange in the newest messages that the budget would hold, each weighted by its size.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from context_compiler.compiler.cut_order import ELLIPSIS, Selection
 from context_compiler.compiler.identifiers import identifiers_and_quotes
+from context_compiler.compiler.policy import LARGE, SMALL
 from context_compiler.compiler.rules import RULE_WHY, STATES, fitting_rules, rule_origin, unlisted, without_rules
 from context_compiler.compiler.summary import TITLES, fit_sections, gather_sections, template_facts
 from context_compiler.compiler.view import Quote, note_text
@@ -22,7 +23,7 @@ from context_compiler.messages.shapes import WHOLE, truncate
 from context_compiler.recall import Question, Ranking, changes_of, index_of, pending_question
 from context_compiler.recall.changes import corrections, mark_changes
 from context_compiler.recall.outline import phases
-from context_compiler.recall.passages import Passage, passages, write_quotation
+from context_compiler.recall.passages import MIN_QUOTE, Passage, passages, write_quotation
 from context_compiler.recall.ranking import MAX_TERMS
 from context_compiler.recall.selection import Candidates
 from context_compiler.recall.unknown import spelt
@@ -30,16 +31,7 @@ from context_compiler.resilience import in_time
 from context_compiler.template import prompt_text
 from context_compiler.tokens import TokenCounter
 
-SMALL_NOTE = 12
-"""Divisor of the view's target size: maximum size of a note that says only how much is left out. In a smaller view, the
-title of the quotes has to say it."""
-
-MIN_QUOTES = 16
-"""Minimum room in tokens for a note or for quotes."""
-
 OUTLINED = "What was worked on when:"
-OUTLINE = 20
-"""Divisor of the view's target size: maximum size of the outline."""
 
 
 def cost(text: str, counter: TokenCounter) -> int:
@@ -127,8 +119,8 @@ def write_quotes(
     """
     counter = selection.counter
     inner = room - cost(fence(QUOTED_TITLE, "x"), counter)
-    sources = _Sources.of(selection, loose if inner > MIN_QUOTES else (), rules, recall)
-    while inner > MIN_QUOTES:
+    sources = _Sources.of(selection, loose if inner > MIN_QUOTE else (), rules, recall)
+    while inner > MIN_QUOTE:
         body, held = _verbatim(selection, sources, inner, note, rules, lost)
         if not body:
             return "", ()
@@ -144,7 +136,7 @@ def _verbatim(
     selection: Selection, sources: _Sources, room: int, note: str, rules: Sequence[str], lost: bool
 ) -> tuple[str, tuple[Quote, ...]]:
     """Text within the fence, and its quotes."""
-    outline = _outline_text(selection, min(room, selection.target // OUTLINE), rules) if sources.broad else ""
+    outline = _outline_text(selection, min(room, selection.target // SMALL), rules) if sources.broad else ""
     left = room - cost(outline, selection.counter)
     chosen: list[Passage] = []
 
@@ -163,7 +155,7 @@ def _verbatim(
 def _outline_text(selection: Selection, room: int, rules: Sequence[str]) -> str:
     history, counter, out = selection.history, selection.counter, set(selection.out)
     changes = changes_of(history)
-    text = phases(history, selection.draft.outline, out, room - MIN_QUOTES, counter, changes, rules)
+    text = phases(history, selection.draft.outline, out, room - MIN_QUOTE, counter, changes, rules)
     return f"{OUTLINED}\n{text}" if text else ""
 
 
@@ -191,12 +183,9 @@ def _passage_quotes(chosen: Sequence[Passage], sources: _Sources) -> list[Quote]
 SPARE = 4
 """Tokens reserved for the characters that `neutralize` may add to a truncated text."""
 
-LASTING, PART = 1_000, 16
-"""Maximum size of the quotes of a live view: tokens, plus the room divided by `PART`. It is small because every request
-pays for them, and a prompt that asks gets a recall block."""
-
-BRIEFLY = 4
-"""Divisor of the room: maximum size of the quotes of a brief view."""
+LASTING = 1_000
+"""Maximum size in tokens of the quotes of a live view, to which a small part of the room is added. They are few because
+every request pays for them, and a prompt that asks gets a recall block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,8 +221,8 @@ def written_for(selection: Selection, summary: str) -> Written:
     if selection.order is not None:
         left = min(left, selection.reserve - cost(note, counter))
     if selection.lasting and not selection.limits.max_notes:
-        left = min(left, LASTING + selection.limits.room // PART)
-        left = min(left, selection.limits.room // BRIEFLY) if selection.brief else left
+        left = min(left, LASTING + selection.limits.room // SMALL)
+        left = min(left, selection.limits.room // LARGE) if selection.brief else left
     written = _with_rules(Written(note=note), selection)
     own_body = policy.template.compiler == "none" and not summary
     loose = () if own_body else selection.out
@@ -288,11 +277,11 @@ def _note(summary: str, selection: Selection, cap: int) -> str:
     counter = selection.counter
     preface = prompt_text("preface")
     room = cap - cost(note_text("x", preface), counter)
-    if room < MIN_QUOTES:
+    if room < MIN_QUOTE:
         return ""
     if not summary:
         note = note_text(in_time(lambda: _own_note(selection, room), ""), preface)
-        small = selection.policy.template.compiler != "none" and cost(note, counter) * SMALL_NOTE > selection.target
+        small = selection.policy.template.compiler != "none" and cost(note, counter) * SMALL > selection.target
         return "" if small else note
     corrected = in_time(lambda: corrections(changes_of(selection.history), summary), "")
     left = room - counter.text(corrected) - 2 if corrected else room
@@ -334,7 +323,7 @@ def _own_note(selection: Selection, room: int) -> str:
     left_out = sum(turn.start in gone for turn in selection.draft.outline.turns)
     about_it = {"template": template_facts(template), "cap": room, "turns_left_out": left_out}
     share = room
-    while share > MIN_QUOTES and (values or candidates):
+    while share > MIN_QUOTE and (values or candidates):
         said = {name: truncate(text, share, selection.counter) for name, text in values.items()}
         said["recent_turns"] = write_quotation(current.choose(share))
         fenced = {name: fence(TITLES[name], text) for name, text in said.items() if text.strip()}

@@ -25,6 +25,7 @@ from context_compiler.messages.shapes import apply_shape
 from context_compiler.recall import Index, Question, Ranking, Relevance, index_of, question_text
 from context_compiler.recall.changes import mark_changes
 from context_compiler.recall.passages import Passage, answer_text, new_passages, passages, write_quotation
+from context_compiler.recall.ranking import CLOSE
 from context_compiler.recall.selection import Candidates, spread
 from context_compiler.recall.unknown import spelt
 from context_compiler.tokens import TokenCounter
@@ -40,26 +41,21 @@ NEAREST = 8
 """For a short statement about something said earlier, such as "I need the code of the gate" or "write to the caterer":
 number of best messages one of which must contain its subject."""
 
-ABOUT, TERMS = 0.3, 2
-"""A passage contains the subject of such a statement if it has at least this fraction of it (by idf) and this number of
-its terms."""
+TERMS = 2
+"""A passage contains the subject of such a statement if it has at least this number of its terms."""
 
 FLOOR = 0.2
-"""In tool work, the best passage must contain at least this fraction of the question, or the block is not worth its
-tokens."""
+"""Minimum fraction of such a statement, or of a question in tool work, by idf, that the best passage must contain, or a
+block is not worth its tokens."""
 
-WIDE, DEEP = 4, 2
-"""Candidates for a block, in tokens as multiples of its room: messages that are split into passages, and passages from
-which the block is selected. More candidates find little more and cost time."""
+WIDE = 4
+"""Candidates for a block, in tokens as a multiple of its room. More candidates find little more and cost time."""
 
 TELLING = 0.5
 """If that best passage is from a tool, minimum fraction of its coverage that any other passage must have."""
 
 NEVER_SAID = "Never said here:"
 """Beginning of the line that names the terms of a question which nobody has said."""
-
-COMPARED = 256
-"""Number of best passages whose coverage of the whole question is computed."""
 
 
 def lacks_room_for_block(sizes: BlockSizes, cost: int) -> bool:
@@ -248,7 +244,7 @@ class _Search:
         relevance = Relevance(self._index, Question.of(self.prompt), floor=0)
         held = [relevance.held(passage.text) for passage in candidates]
         shares = [relevance.share(terms) * (len(terms) >= TERMS) for terms in held]
-        least = max(ABOUT, TELLING * max(shares, default=0.0))
+        least = max(FLOOR, TELLING * max(shares, default=0.0))
         telling = {passage.position for passage, share in zip(candidates, shares, strict=True) if share >= least}
         tokens = Counter[int]()
         for passage in candidates:
@@ -287,7 +283,7 @@ def _relevant_in_tool_work(
     least half of its coverage are left. The coverage of a passage from a message with a tool exchange is the mean of
     two values: that of the passage alone, and that of the passage together with the exchange.
     """
-    compared = ranked[:COMPARED]
+    compared = ranked[:CLOSE]
     held = [relevance.held(passage.text) for passage, _ in compared]
     exchanges: defaultdict[int, set[str]] = defaultdict(set)
     for (passage, _), terms in zip(compared, held, strict=True):
@@ -319,7 +315,7 @@ def _write(
 ) -> str:
     """Select passages and write them fenced, after a line `first`, in at most `room` tokens; empty if nothing fits."""
     before = accumulate((passage.tokens for passage, _ in ranked), initial=0)
-    weighed = [pair for pair, tokens in zip(ranked, before, strict=False) if tokens <= DEEP * room]
+    weighed = [pair for pair, tokens in zip(ranked, before, strict=False) if tokens <= WIDE * room]
     ranks = [score for _, score in weighed]
     candidates = Candidates([passage for passage, _ in weighed], ranks, wide=wide, newer=newer)
     alone = fence(RECALLED_TITLE, first) if first else ""

@@ -2,7 +2,7 @@
 
 Rules come from the application (`rules=`) and from the user's own prompts. A rule whose message a view keeps is there
 already. The others are listed in one fence, which is frozen with the cycle. A rule that comes later is put before the
-prompt of its turn, and stays there until the next cycle. All of them together may take `SHARE` of the room.
+prompt of its turn, and stays there until the next cycle. All of them together may take a quarter of the room.
 """
 
 from __future__ import annotations
@@ -21,9 +21,6 @@ from context_compiler.messages.rules import Rule, contradicts
 from context_compiler.messages.shapes import Shape, apply_shape, shortens_prompt
 from context_compiler.recall.passages import Passage
 from context_compiler.tokens import TokenCounter
-
-SHARE = 4
-"""Divisor of the room: maximum size of the rules that a view lists."""
 
 RULE_WHY = "a rule"
 """Reason of a quote that lists a rule."""

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from context_compiler.cache import CACHED
 from context_compiler.compiler.patterns import COMMANDS, TABLE, UNIT, UNIT_WIDE, Sort, is_command
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History
 from context_compiler.messages.instructions import is_instruction
-from context_compiler.messages.items import Item, Kind, parse_arguments
+from context_compiler.messages.items import SCANNED, Item, Kind, parse_arguments
 from context_compiler.messages.prompts import MAX_SENTENCE, sentence_ends
 from context_compiler.messages.turns import Outline
-from context_compiler.recall.terms import CACHED, SCANNED
 from context_compiler.resilience import check_time
 
 
@@ -46,7 +46,7 @@ def _compiled() -> tuple[tuple[Sort, re.Pattern[str], frozenset[str], Callable[[
 
 @lru_cache(maxsize=1)
 def _command_patterns() -> tuple[tuple[re.Pattern[str], bool], ...]:
-    return tuple((re.compile(pattern), bool(twice)) for pattern, twice in COMMANDS)
+    return tuple((re.compile(pattern), twice) for pattern, twice in COMMANDS)
 
 
 @lru_cache(maxsize=CACHED)
@@ -272,6 +272,7 @@ FIELD = re.compile(
     r"""\b(\w{1,40})["']?\s{0,2}[:=]\s{0,2}(?:["'\[{(]{0,3}|\[[^\[\]{}]{0,160})\Z""",
 )
 """Field name before a value, or before a list of values that contains it."""
+
 
 LISTED = 200
 """Characters before a value in which the beginning of its list is searched."""

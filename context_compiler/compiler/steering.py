@@ -18,9 +18,8 @@ from context_compiler.messages.turns import REFERENCE, Outline
 from context_compiler.record.values import COMPILE, DISMISS, PIN, UNDO, UNPIN, Action, mapping_of
 from context_compiler.resilience import attempt
 
-PINS, HELD = 4, 2
-"""Divisors of the room: maximum size of what may be pinned, and maximum size of the pinned messages that stay if a
-later request has less room."""
+HELD = 2
+"""Divisor of the room: maximum size of the pinned messages that stay if a later request has less room."""
 
 MARK = "~"
 """Separator between a configuration and its generation."""

@@ -130,15 +130,8 @@ EXPENDABLE = ("reflections", "tool_results", "plan", "topic")
 """Sections dropped from a prompt that is too long, in this order unless the template gives priorities. Latest input,
 constraints and turns are never dropped."""
 
-BUDGETS: Mapping[str, int] = {
-    "constraints": 2_000,
-    "topic": 200,
-    "plan": 400,
-    "tool_results": 4_000,
-    "latest_input": 2_000,
-    "focus": 500,
-}
-"""Maximum tokens for a section if the template has no budget for it."""
+LIMITED = ("constraints", "topic", "plan", "tool_results", "latest_input", "focus")
+"""Sections of at most `MAX_TEXT` tokens if the template has no budget for them."""
 
 LASTING = ("constraints", "latest_input")
 """Sections that are shortened but never dropped."""
@@ -152,12 +145,12 @@ OVER, NO_ROOM = "over its section budget", "the prompt was over its room"
 GIANT = 16
 """Characters for each token of room from which a line is cut before it is counted, because counting takes long."""
 
-MAX_LINE = 4_000
+MAX_TEXT = 4_000
 """Maximum tokens of one text in a prompt; head and tail of a longer one are shown, and the rest may be quoted."""
 
-MAX_PROMPTS, MAX_READ, MIN_READ = 4, 4, 16_000
-"""Maximum prompts of a compile, and maximum tokens of turns in them: a multiple of the budget, but at least `MIN_READ`.
-Messages beyond that are left to the next compile, and quoted until then."""
+MAX_PROMPTS = 4
+"""Maximum prompts of a compile, and maximum tokens of turns in them as a multiple of the budget. What is beyond that is
+left to the next compile, and quoted until then."""
 
 T = TypeVar("T")
 
@@ -264,7 +257,7 @@ def _placed_chunks(lines: Iterable[tuple[int, str]], room: int, counter: TokenCo
     current: list[str] = []
     used, last = 0, -1
     for position, line in lines:
-        piece = shorten(line, min(room, MAX_LINE), counter)
+        piece = shorten(line, min(room, MAX_TEXT), counter)
         cost = counter.text(piece) + 1
         if current and used + cost > room:
             done.append(("\n".join(current), position if position != last else last))
@@ -368,7 +361,7 @@ def fit_sections(
 
 def _limit(name: str, rules: Mapping[str, SectionRule]) -> int | None:
     """Maximum tokens for a section: the template's budget, else ours; None for no limit."""
-    return (rules[name].budget if name in rules else None) or BUDGETS.get(name)
+    return (rules[name].budget if name in rules else None) or (MAX_TEXT if name in LIMITED else None)
 
 
 def _cut(name: str, text: str, limit: int, counter: TokenCounter) -> str:
@@ -379,9 +372,6 @@ def _cut(name: str, text: str, limit: int, counter: TokenCounter) -> str:
 
 TOO_SMALL = 200
 """Minimum cap in tokens for which a model is asked; a smaller summary could not say anything."""
-
-MIN_ORDERED = 64
-"""Minimum reserve in tokens for a compile that a user asks for."""
 
 
 def reason_for_no_model(selection: Selection, turn: int) -> str | None:
@@ -400,7 +390,7 @@ def reason_for_no_model(selection: Selection, turn: int) -> str | None:
         return f"the summary may have only {cap} tokens; below {TOO_SMALL}, no model is asked"
     if asked:
         few = f"there is room for a summary of only {selection.reserve} tokens"
-        return few if selection.reserve < MIN_ORDERED else None
+        return few if selection.reserve < TOO_SMALL else None
     cost = sum(selection.history.readings[index].tokens for index in selection.span)
     if cost < max(selection.limits.room // 10, cap):
         return f"only {cost} tokens are new"
@@ -456,7 +446,7 @@ def _turns(
     ]
     newer, older = fit_turns([line for _, line in placed], rules=rules, counter=counter)
     positions = [position for position, _ in placed[len(placed) - len(newer) :]]
-    most, read = max(MIN_READ, MAX_READ * selection.limits.budget), 0
+    most, read = MAX_PROMPTS * selection.limits.budget, 0
     chunks = _placed_chunks(zip(positions, newer, strict=True), min(room, most), counter)
     kept = 0
     for text, _ in chunks[:MAX_PROMPTS]:
@@ -472,8 +462,8 @@ def _turns(
 
 def _line_limit(line: str, rules: Mapping[str, SectionRule], results: int | None) -> int:
     """Maximum tokens of a line: for a tool result its share of what the section for results may have."""
-    section = _limit("tool_results", rules) or MAX_LINE
-    return section // max(1, results or 1) if line.startswith("[tool] ") else MAX_LINE
+    section = _limit("tool_results", rules) or MAX_TEXT
+    return section // max(1, results or 1) if line.startswith("[tool] ") else MAX_TEXT
 
 
 _TURNS = re.compile(r"(=== BEGIN RECENT CONVERSATION ===\n)(.*)(\n=== END RECENT CONVERSATION ===)", re.DOTALL)

@@ -16,19 +16,13 @@ PIECE = 1_500
 
 REPEATED, GRAM = 0.10, 3
 """Maximum fraction of groups of `GRAM` words or numbers that occurred before in a piece. A list with a new number for
-every `GRAM` words may repeat the words between them."""
+every `GRAM` words may repeat the words between them. If the material has more than `GRAM` names, one is needed."""
 
 KNOWN, LONG = 0.45, 4
 """Minimum fraction of the numbers and of the words of at least `LONG` letters that are in the material; of such a word,
-the first `LONG` letters. A text needs at least `FEW` of them."""
+the first `LONG` letters. A text needs at least `FEW` of them. So many short ones show a common language."""
 
 FEW = 24
-
-SAME_LANGUAGE = 0.5
-"""Fraction of the short words that the material contains, from which on both are in one language."""
-
-NAMES = 4
-"""Minimum number of different names in the material from which a summary must contain one of them."""
 
 COPIED = 8
 """Words in a row that count as copied from the instructions."""
@@ -86,7 +80,7 @@ def _repeats(piece: str) -> bool:
 
 def _names_nothing(text: str, material: str) -> bool:
     names = {word[:LONG].casefold() for word in _WITHIN.findall(material) if word[0].isupper()}
-    return len(names) >= NAMES and not any(word[:LONG] in names for word in _TOKEN.findall(text.casefold()))
+    return len(names) > GRAM and not any(word[:LONG] in names for word in _TOKEN.findall(text.casefold()))
 
 
 def _copies_frame(text: str, material: str, instructions: str) -> bool:
@@ -110,7 +104,7 @@ def _invents(text: str, material: str) -> bool:
     said, stems = ([_stem(word) for word in _TOKEN.findall(source.casefold())] for source in (text, material))
     longer, shorter = ([word for word in said if _is_short(word) is short] for short in (False, True))
     stems = set(stems)
-    if len(longer) < FEW or sum(word in stems for word in shorter) < SAME_LANGUAGE * len(shorter):
+    if len(longer) < FEW or sum(word in stems for word in shorter) < KNOWN * len(shorter):
         return False
     return sum(word in stems for word in longer) < KNOWN * len(longer)
 

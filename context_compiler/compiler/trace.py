@@ -63,9 +63,8 @@ __all__ = [
 
 T = TypeVar("T")
 
-READ = 400
-"""Maximum number of messages read to find the origin of a shortened one, or words of left-out ones; if more are left
-out, only those that are shown are searched."""
+HITS = 400
+"""Maximum number of matches of the text index, or of messages, that are read to find something."""
 
 LINKS = 400_000
 """Number of messages of whole sessions cached without their bodies."""
@@ -211,7 +210,7 @@ class Tracer:
         if not out:
             return forms, True
         words = self.words(db, row, sent)
-        searched = out if len(out) <= READ else []
+        searched = out if len(out) <= HITS else []
         for position, reading in zip(
             searched, self.uncounted(db, [sent.raw[position] for position in searched]), strict=True
         ):
@@ -271,7 +270,7 @@ class Tracer:
         carried = (
             position for position in why if position not in taken and position not in between and position < len(raw)
         )
-        near = [*dict.fromkeys([*(position for position in free if position in why), *reversed(free), *carried])][:READ]
+        near = [*dict.fromkeys([*(position for position in free if position in why), *reversed(free), *carried])][:HITS]
         messages = read_bodies(browse.message_bodies(db, [raw[position] for position in near])) if near else []
         possible = [
             (position, candidate)

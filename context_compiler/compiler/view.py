@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -64,7 +64,7 @@ from context_compiler.messages.display import (
     time_of,
 )
 from context_compiler.messages.fences import SUMMARY_PREFIX
-from context_compiler.messages.history import History, Reader, reader_of
+from context_compiler.messages.history import UNDATED, History, Reader, reader_of
 from context_compiler.messages.html import document, fragment
 from context_compiler.messages.items import MARK, Kind, mark_of, user_content
 from context_compiler.messages.shapes import WHOLE, Shape, apply_shape, price
@@ -79,7 +79,6 @@ Inserted = Mapping[int, tuple[str, ...]]
 
 NOTHING: Inserted = {}
 
-_EPOCH = datetime.fromtimestamp(0, tz=UTC)
 
 Placed = tuple[int, ModelMessage]
 """A message of a view with its position in the raw history."""
@@ -236,7 +235,7 @@ def with_opening_text(messages: Sequence[ModelMessage], text: str, mark: Mapping
 
 def marked_request(texts: Sequence[str], mark: Mapping[str, Any]) -> ModelRequest:
     """Request that contains only our texts, with a mark."""
-    return ModelRequest(parts=[_user(texts, _EPOCH, mark)])
+    return ModelRequest(parts=[_user(texts, UNDATED, mark)])
 
 
 def find_mark(message: ModelMessage) -> dict[str, Any] | None:
@@ -267,7 +266,7 @@ def stamp_of(message: ModelMessage) -> datetime:
     """Timestamp of a message, which text that we put in its place gets too; a fixed day if it has none."""
     times = (getattr(part, "timestamp", None) for part in message.parts)
     known = getattr(message, "timestamp", None) or next((time for time in times if time is not None), None)
-    return known or _EPOCH
+    return known or UNDATED
 
 
 def assemble(history: History, cycle: Cycle, base: Mapping[int, Shape], reader: Reader) -> list[ModelMessage]:
@@ -312,7 +311,7 @@ def opening(
         led = len(kept) if index < cycle.lead else led
     stop = cycle.decided
     later = [*islice(_messages_at(history, range(stop, len(history)), base, reader, inserted), 1)]
-    stamp = stamp_of(history.messages[stop - 1]) if stop else _EPOCH
+    stamp = stamp_of(history.messages[stop - 1]) if stop else UNDATED
     mark = {"v": 1, "tip": cycle.tip}
     notes = head(cycle, stamp=stamp, mark=mark, cache_point=cache_point)
     line = head(replace(cycle, note="", rules=(), quotes=LEFT_OUT), stamp=stamp, mark=mark, cache_point=cache_point)
@@ -327,7 +326,7 @@ def opening(
 
 def _newest_prompt(cycle: Cycle, history: History) -> int:
     """Position of the prompt that was the current one when a cycle began; of the newest one if that is unknown."""
-    if cycle.at >= 0:
+    if cycle.at is not None:
         return cycle.at
     asked = (position for position in range(len(history) - 1, -1, -1) if history.readings[position].has_prompt)
     return next(asked, len(history))

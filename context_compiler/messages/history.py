@@ -471,9 +471,13 @@ def _day_of(message: ModelMessage) -> str:
     return ""
 
 
+UNDATED = datetime(1970, 1, 1, tzinfo=UTC)
+"""Time of a message that has none; constant, so that the same message is equal every time it is made."""
+
+
 def day(when: object) -> str:
-    """Format a time as YYYY-MM-DD; empty for no time and for the placeholder of undated transcripts."""
-    return when.date().isoformat() if isinstance(when, datetime) and when.year > 1970 else ""
+    """Format a time as YYYY-MM-DD; empty for no time and for the placeholder of undated messages."""
+    return when.date().isoformat() if isinstance(when, datetime) and when.year > UNDATED.year else ""
 
 
 def superseded_parts(history: History) -> dict[int, frozenset[int]]:

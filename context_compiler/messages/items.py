@@ -37,6 +37,9 @@ CALL_OVERHEAD = 8
 """Tokens of the framing of one tool call: its id, type and name fields."""
 
 
+SCANNED = 100_000
+"""Characters searched at each end of a text."""
+
 LARGEST = 500_000
 """Maximum characters of an item's text; of a larger part, only the beginning and the end are read."""
 

@@ -16,7 +16,7 @@ from pydantic_ai import RunContext
 from pydantic_ai.models import Model, infer_model, parse_model_id
 from pydantic_ai.providers import infer_provider_class
 
-from context_compiler.compiler.policy import PROMPT_ROOM, Policy, trigger_of, whole_budget
+from context_compiler.compiler.policy import DEFAULT_BUDGET, Policy, trigger_of, whole_budget
 from context_compiler.compiler.summary import model_alias
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
@@ -436,7 +436,7 @@ def window_of(model: Model | str) -> int | None:
 
 def room_of(window: int | None) -> int:
     """Maximum tokens of a prompt for a summary."""
-    return int(window * 0.6) if window else PROMPT_ROOM
+    return int(window * 0.6) if window else DEFAULT_BUDGET
 
 
 def _template_hint(value: object) -> str:

@@ -17,8 +17,8 @@ from pydantic_ai.models import Model
 
 from context_compiler.compiler.advance import Advance, Ask, advance
 from context_compiler.compiler.compile_row import failed_row
+from context_compiler.compiler.policy import LARGE
 from context_compiler.compiler.steering import (
-    PINS,
     Order,
     Pin,
     messages_kept_together,
@@ -323,7 +323,7 @@ class Manual:
             *(messages_kept_together(other, outline) for other in pinned if other is not None)
         )
         cost = sum(upcoming.raw.readings[index].tokens for index in whole)
-        room = context.limits().room // PINS
+        room = context.limits().room // LARGE
         if cost > room:
             others = f", with {_count_of(len(pinned), 'message')} pinned already" if pinned else ""
             raise SettingsError(

@@ -18,7 +18,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model
 
 from context_compiler.cache import Memo
-from context_compiler.compiler.policy import PROMPT
+from context_compiler.compiler.policy import LARGE
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import Quote, View
 from context_compiler.errors import BudgetError, SettingsError
@@ -345,7 +345,7 @@ class Middleware:
         last = self.state.reader.one(request.messages[-1])
         budget, _ = self.arguments.whole_budget(**request.terms)
         room = int(budget / run.ratios.of(request.family)) - request.overhead - block.tokens
-        free = room - min(last.tokens, int(PROMPT * room))
+        free = room - min(last.tokens, room - room // LARGE)
         most = min(int(share * room) if isinstance(share, float) else share, free)
         mentions = await self.archive.scoped(request.owner).others(request.session_id, question)
         text, taken = quoted_mentions(mentions, run.raw, most, counter)

@@ -9,9 +9,9 @@ from typing import Any
 from pydantic_ai.tools import RunContext
 
 from context_compiler.compiler.cycle import Blocks, Cycle
+from context_compiler.compiler.policy import LARGE
 from context_compiler.compiler.reasons import RULE_BEYOND_SHARE, RULE_OVER_BUDGET
 from context_compiler.compiler.rules import (
-    SHARE,
     RuleNote,
     absent_rules,
     fitting_rules,
@@ -77,7 +77,7 @@ def missing_rules(
     missing = absent_rules(context.rules, sent)
     if not (missing or revoked) or not history.ids:
         return (), (), ""
-    most = (limits.room + limits.rules) // SHARE
+    most = (limits.room + limits.rules) // LARGE
     share = most - rules_cost([text for text in listed if text in users], counter)
     free = limits.budget - context.request.overhead - sent.tokens
     room, why = min(share, free), RULE_BEYOND_SHARE.text.format(tokens=f"{most:,}")

@@ -18,8 +18,8 @@ from context_compiler.cache import Memo
 from context_compiler.compiler.advance import Advance
 from context_compiler.compiler.compile_row import Where
 from context_compiler.compiler.cycle import RAW, Blocks, Cycle, begins
-from context_compiler.compiler.policy import HIGH, NO_FLOOR, Floor, Limits, Plan
-from context_compiler.compiler.rules import SHARE, RuleNote, rules_cost
+from context_compiler.compiler.policy import HIGH, LARGE, Floor, Limits, Plan
+from context_compiler.compiler.rules import RuleNote, rules_cost
 from context_compiler.compiler.steering import NONE, Pin, Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import Inserted, View, sections_of, token_breakdown
@@ -455,15 +455,15 @@ class RequestContext(Plan):
             ratio=max(ratio, cycle.ratio) if cycle is not None else ratio,
             tight=self.run.tight,
             tool_work=cycle.tool_work if cycle is not None else live and self.tool_work,
-            floor=self._floor(cycle) if live else NO_FLOOR,
+            floor=self._floor(cycle) if live else None,
         )
-        return limits.with_rules(min(self._rules_cost, limits.room // SHARE)) if self.rules else limits
+        return limits.with_rules(min(self._rules_cost, limits.room // LARGE)) if self.rules else limits
 
     def _floor(self, cycle: Cycle | None) -> Floor:
         """Tokens that no threshold may remove, with pins."""
         pins = self.pinned(self.policy.budget)
         cut = self.request.fixed + cycle.size if cycle is not None and cycle.size else 0
-        return replace(self.floor, kept=sum(self.history.readings[index].tokens for index in pins), cut=cut)
+        return self.floor(sum(self.history.readings[index].tokens for index in pins), cut)
 
     @property
     def is_paused(self) -> bool:

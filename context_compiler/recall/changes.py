@@ -24,22 +24,17 @@ from context_compiler.messages.items import Kind
 from context_compiler.messages.prompts import sentence_ends
 from context_compiler.messages.turns import Outline
 from context_compiler.recall.passages import Passage
-from context_compiler.recall.statements import Statement, claimed, differs, negated, statements
+from context_compiler.recall.statements import LONGEST, Statement, claimed, differs, negated, statements
 from context_compiler.recall.terms import PROSE, stem, terms
 from context_compiler.resilience import check_time
 from context_compiler.tokens import TokenCounter
 
-SENTENCE = 500
-"""Maximum length of a sentence in characters; longer ones are data."""
+BESIDE = 90
+"""Characters on each side of a value that describe its subject."""
 
-ANSWER = 600
-"""Maximum length in characters of an assistant's text that is searched; longer ones rarely state facts of the user."""
-
-BEFORE, BEHIND = 90, 60
-"""Characters before and after a value that describe its subject."""
-
-NEAR = 3
-"""Number of terms directly before a value that name its attribute."""
+FEW = 3
+"""Number of terms directly before a value that name its attribute; minimum number of terms of a sentence that the same
+terms with "not" contradict, and of messages that begin with a name until names are no subjects."""
 
 COMPARED = 24
 """Maximum number of earlier messages compared with a revision: those that share most of its terms."""
@@ -142,11 +137,11 @@ class Value:
     about: frozenset[str]
     """Subject terms around it."""
     near: frozenset[str]
-    """The last `NEAR` subject terms before it."""
+    """The last `FEW` subject terms before it."""
     names: frozenset[str]
     """Names before it, in lower case."""
     before: str
-    """Text before it, up to `BEFORE` characters."""
+    """Text before it, up to `BESIDE` characters."""
     aim: bool
     """True if it is a target or a bound, not a fact."""
 
@@ -242,7 +237,7 @@ def _contradicts_never(revision: Revision, did: re.Match[str], sentence: str) ->
     verb = did["verb"].lower()
     if stem(verb) != revision.never or verb == revision.never:
         return False
-    shared = revision.about & _subject_terms(sentence[did.end() : did.end() + 2 * BEHIND])
+    shared = revision.about & _subject_terms(sentence[did.end() : did.end() + BESIDE])
     return bool(shared) and (
         len(shared) >= 3 or 2 * len(shared) >= len(revision.about) and len(shared) >= min(2, len(revision.about))
     )
@@ -254,7 +249,7 @@ def sentences(text: str) -> tuple[str, ...]:
     plain = _FENCED.sub(" ", text[:PROSE])
     edges = [0, *sentence_ends(plain), len(plain)]
     pieces = (plain[start:end].strip() for start, end in zip(edges, edges[1:], strict=False))
-    return tuple(piece for piece in pieces if 0 < len(piece) <= SENTENCE)
+    return tuple(piece for piece in pieces if 0 < len(piece) <= LONGEST)
 
 
 @lru_cache(maxsize=4_096)
@@ -264,8 +259,8 @@ def values(sentence: str) -> tuple[Value, ...]:
 
 
 def _value(sentence: str, match: re.Match[str]) -> Value | None:
-    before = re.sub(r"\A\w*", "", sentence[max(0, match.start() - BEFORE - 1) : match.start()])
-    behind = re.sub(r"\w*\Z", "", sentence[match.end() : match.end() + BEHIND + 1])
+    before = re.sub(r"\A\w*", "", sentence[max(0, match.start() - BESIDE - 1) : match.start()])
+    behind = re.sub(r"\w*\Z", "", sentence[match.end() : match.end() + BESIDE + 1])
     number, unit = match["number"], (match["unit"] or "").strip().lower()
     units = frozenset[str]()
     if number:
@@ -280,7 +275,7 @@ def _value(sentence: str, match: re.Match[str]) -> Value | None:
         at=match.start(),
         unit=units,
         about=_subject_terms(f"{before} {unit} {behind}"),
-        near=frozenset([term for word in words for term in sorted(_subject_terms(word))][-NEAR:]),
+        near=frozenset([term for word in words for term in sorted(_subject_terms(word))][-FEW:]),
         names=frozenset(map(str.lower, _NAME.findall(before))),
         before=before,
         aim=bool(_AIM.search(re.split("[,;] ", before[-30:])[-1]) or _AIMED.search(behind[:25])),
@@ -299,12 +294,6 @@ def _subject_terms(text: str) -> frozenset[str]:
 
 _SPEAKER = re.compile(r"[A-Z][\w.'’ ()-]{0,80}:\s+")
 """Name of a speaker at the beginning of a message, as in minutes of a meeting."""
-
-MIN_LABELLED = 4
-"""Minimum number of messages that begin with a name until names are no subjects."""
-
-MIN_CLAIM = 3
-"""Minimum number of terms of a sentence that the same terms with "not" contradict."""
 
 
 class Change(NamedTuple):
@@ -396,7 +385,7 @@ class Changes:
     def _without_speaker(self, text: str) -> str:
         """Text of a message without the name of its speaker, if most messages begin with one."""
         label = _SPEAKER.match(text)
-        named = self._labelled >= MIN_LABELLED and 2 * self._labelled >= self._texts
+        named = self._labelled >= FEW and 2 * self._labelled >= self._texts
         return text[label.end() :] if label and named else text
 
     def of(self, position: int, text: str, until: int = sys.maxsize) -> list[Change]:
@@ -461,7 +450,7 @@ class Changes:
         denies, own = negated(said.sentence), tuple(sorted(claimed(said.sentence)))
         if denies is None or sum(self._tells(term, said.at) for term in own) < 2:
             return
-        keys = {own} if len(own) >= MIN_CLAIM else set[Claim]()
+        keys = {own} if len(own) >= FEW else set[Claim]()
         if denies and _ENDED.search(said.sentence):
             keys = set[Claim].intersection(*(set(self._claims_with.get(term, ())) for term in own))
         for key in keys:
@@ -505,7 +494,7 @@ def message_texts(history: History, position: int) -> Texts:
     return [
         (item.kind is Kind.USER, item.text)
         for item in history.readings[position].items
-        if item.mark is None and (item.kind is Kind.USER or item.kind is Kind.TEXT and len(item.text) <= ANSWER)
+        if item.mark is None and (item.kind is Kind.USER or item.kind is Kind.TEXT and len(item.text) <= LONGEST)
     ]
 
 

@@ -15,9 +15,8 @@ from math import sqrt
 
 from pydantic_ai.embeddings import Embedder
 
-from context_compiler.cache import Memo
+from context_compiler.cache import CACHED, Memo
 from context_compiler.recall.passages import Passage
-from context_compiler.recall.terms import CACHED
 from context_compiler.resilience import try_await
 
 LOG = logging.getLogger("context_compiler")
@@ -32,7 +31,7 @@ BATCH, WITHIN_S = 128, 5.0
 """Maximum number of passages in one call of the embedder, and seconds after which a search makes no further calls. The
 next search goes on with the passages that are left."""
 
-SHARE = 1 / 3
+SHARE = 0.3
 """Weight of the ranking by embeddings; at equal weights it costs up to six points of recall."""
 
 CLOSE = 0.2

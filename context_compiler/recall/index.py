@@ -16,10 +16,10 @@ from math import log1p
 from context_compiler.cache import Memo
 from context_compiler.messages.history import History, Reading
 from context_compiler.messages.instructions import instruction_sentences
-from context_compiler.messages.items import Item, Kind
+from context_compiler.messages.items import SCANNED, Item, Kind
 from context_compiler.recall.changes import Changes
 from context_compiler.recall.passages import ROOM, WIDTH, answer_text
-from context_compiler.recall.terms import SCANNED, passage_terms, terms
+from context_compiler.recall.terms import passage_terms, terms
 from context_compiler.resilience import check_time
 
 SPEAKERS = 4
@@ -41,11 +41,7 @@ else."""
 USUAL = 2.4
 """Natural logarithm of the size, about ten terms, up to which a message has no excess length."""
 
-MAX_EXCESS = 4.0
-"""Cap on a message's excess length (the logarithm of its size minus `USUAL`). Beyond about 600 terms a message is a
-document, whose passages are as good as those of a shorter one."""
-
-OFTEN, MOSTLY = 3, 4
+OFTEN = 3
 """Evidence needed that a name belongs to a speaker: minimum number of times that the other one used it, and minimum
 ratio to the times that the speaker did."""
 
@@ -90,7 +86,7 @@ class Index:
         self.costs = array("I")
         """Size of each message in terms without tool exchanges, of which only a line is quoted."""
         self.excess = array("d")
-        """Excess length of each message: the logarithm of its `costs` minus `USUAL`, from 0 to `MAX_EXCESS`."""
+        """Excess length of each message: the logarithm of its `costs` minus `USUAL`, at least 0."""
         self.speakers = bytearray()
         self.cues = bytearray()
         self.sessions = array("I")
@@ -151,9 +147,9 @@ class Index:
                 if called[:3] != name[:3] or not _same_name(name, called):
                     continue
                 by_user, by_assistant = times[USER], times[ASSISTANT]
-                if by_user >= max(OFTEN, MOSTLY * by_assistant):
+                if by_user >= max(OFTEN, OFTEN * by_assistant):
                     speakers[name] = ASSISTANT
-                elif by_assistant >= max(OFTEN, MOSTLY * by_user):
+                elif by_assistant >= max(OFTEN, OFTEN * by_user):
                     speakers[name] = USER
         return speakers
 
@@ -189,7 +185,7 @@ class Index:
                     self.posts[term] = array("I", (home, times))
                 else:
                     posts.extend((home, times))
-        self.excess.append(min(MAX_EXCESS, max(0.0, log1p(self.costs[position]) - USUAL)))
+        self.excess.append(max(0.0, log1p(self.costs[position]) - USUAL))
 
     def _place(self, position: int, item: Item) -> int:
         """Position at which a part is indexed: that of the call for a tool result, else its own."""

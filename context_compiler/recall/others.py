@@ -16,9 +16,11 @@ from typing import Any, cast
 
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History
+from context_compiler.messages.items import SCANNED
 from context_compiler.recall.bm25 import idf
 from context_compiler.recall.changes import Changes, Texts, message_texts
 from context_compiler.recall.index import changes_of
+from context_compiler.recall.outline import OPENING
 from context_compiler.recall.passages import text_pieces
 from context_compiler.recall.question import Question
 from context_compiler.recall.terms import terms
@@ -26,12 +28,6 @@ from context_compiler.recall.terms import terms
 FLOOR = 0.6
 """Minimum fraction of a question (by idf) that a piece must contain. It is high because conversations about other
 subjects share words by chance."""
-
-MAX_INDEXED = 20_000
-"""Maximum number of characters of a message that are indexed; the rest of a longer one is a document."""
-
-NAME = 48
-"""Maximum length in characters of a conversation's name in a label."""
 
 BRACKETS = str.maketrans("[]", "()")
 """Replacements for the brackets that delimit a label."""
@@ -63,7 +59,7 @@ class Mention:
     @property
     def line(self) -> str:
         """Line that quotes the piece with its origin, and with what replaced it."""
-        name = one_line(self.session, NAME).translate(BRACKETS)
+        name = one_line(self.session, OPENING).translate(BRACKETS)
         origin = ", ".join(filter(None, (name, self.day, self.speaker)))
         return " ".join((f"[{origin}]", *self.text.split(), *(f"[changed later: {said}]" for said in self.newer)))
 
@@ -200,7 +196,7 @@ def message_pieces(body: bytes) -> Iterator[tuple[str, str, str]]:
             continue
         day = str(part.get("timestamp") or message.get("timestamp") or "")[:10]
         for text in _texts(part.get("content")):
-            for piece in text_pieces(text[:MAX_INDEXED]):
+            for piece in text_pieces(text[:SCANNED]):
                 if piece.strip():
                     yield "" if day.startswith("1970") else day, speaker, piece
 

@@ -15,20 +15,18 @@ from context_compiler.messages.history import History
 from context_compiler.messages.items import Kind
 from context_compiler.messages.turns import Outline
 from context_compiler.recall.changes import Changes
+from context_compiler.recall.passages import PIECES
 from context_compiler.recall.terms import PROSE, STOPS, words
 from context_compiler.tokens import TokenCounter
 
 PHASE_LINE = 40
 """Approximate size of a phase in the outline, in tokens."""
 
-MIN_PHASES, MAX_PHASES = 3, 24
-"""Minimum and maximum number of phases in an outline; fewer say nothing, more are not an outline."""
-
-PHASE_TURNS = 3
-"""Minimum number of turns in a phase, and number of turns compared on each side of a gap."""
+FEW = 3
+"""Minimum number of phases in an outline and of turns in a phase; number of turns compared on each side of a gap."""
 
 OPENING = 80
-"""Maximum number of characters quoted from the beginning of a phase."""
+"""Maximum number of characters quoted from the beginning of a phase, and of a conversation's name."""
 
 DISTINCTIVE_WORDS = 5
 """Maximum number of words that distinguish a phase from the others."""
@@ -72,9 +70,9 @@ def phases(
         rules: Rules that the view contains anyway; they are left out too.
     """
     turns = _user_turns(history, outline, out, changes, rules)
-    wanted = min(MAX_PHASES, room // PHASE_LINE, len(turns) // PHASE_TURNS)
-    gaps = _gaps(turns) if wanted >= MIN_PHASES else []
-    while wanted >= MIN_PHASES:
+    wanted = min(PIECES, room // PHASE_LINE, len(turns) // FEW)
+    gaps = _gaps(turns) if wanted >= FEW else []
+    while wanted >= FEW:
         parts = _split_phases(turns, gaps, wanted)
         text = "\n".join(
             _phase_line(part, distinctive) for part, distinctive in zip(parts, _distinctive_words(parts), strict=True)
@@ -111,22 +109,22 @@ def _gaps(turns: Sequence[_UserTurn]) -> list[int]:
     """Positions at which a phase may begin, least cohesion first; ties to the earlier one."""
     depths = [
         (
-            _cohesion(turns[max(0, index - PHASE_TURNS) : index], turns[index : index + PHASE_TURNS])
+            _cohesion(turns[max(0, index - FEW) : index], turns[index : index + FEW])
             - NEW_DAY * _new_day(turns, index),
             index,
         )
-        for index in range(PHASE_TURNS, len(turns) - PHASE_TURNS + 1)
+        for index in range(FEW, len(turns) - FEW + 1)
     ]
     return [index for _, index in sorted(depths)]
 
 
 def _split_phases(turns: Sequence[_UserTurn], gaps: Sequence[int], wanted: int) -> list[Sequence[_UserTurn]]:
-    """Split turns into at most `wanted` phases of at least `PHASE_TURNS` turns each."""
+    """Split turns into at most `wanted` phases of at least `FEW` turns each."""
     cuts: list[int] = []
     for index in gaps:
         if len(cuts) + 1 == wanted:
             break
-        if all(abs(index - other) >= PHASE_TURNS for other in cuts):
+        if all(abs(index - other) >= FEW for other in cuts):
             cuts.append(index)
     edges = [0, *sorted(cuts), len(turns)]
     return [turns[start:stop] for start, stop in zip(edges, edges[1:], strict=False)]

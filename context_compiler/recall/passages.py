@@ -20,27 +20,27 @@ from itertools import chain, pairwise
 from sys import getsizeof
 from typing import Any
 
-from context_compiler.cache import Memo
+from context_compiler.cache import CACHED, Memo
 from context_compiler.messages.fences import TERMINAL, one_line
 from context_compiler.messages.history import History, day
-from context_compiler.messages.items import Item, Kind, parse_arguments, plain_text, separate_parts
+from context_compiler.messages.items import SCANNED, Item, Kind, parse_arguments, plain_text, separate_parts
 from context_compiler.messages.prompts import sentence_ends
 from context_compiler.messages.tool_lines import PARSED, call_line, outcome_line
 from context_compiler.messages.turns import OUTPUT, Outline, calls_of_results
-from context_compiler.recall.terms import CACHED, SCANNED
 from context_compiler.resilience import check_time
 from context_compiler.tokens import TokenCounter, character_boundary
 
 WIDTH = 480
 """Maximum length of a passage in characters; a longer text is split at the end of a sentence or line."""
-TAIL = 120
-"""Characters at the end of a full-width window in which a sentence end is preferred as the split point."""
 
 NARROW = 240
 """Preferred maximum length in characters of a piece of a tool result, used if a line or row ends within it."""
 
+MIN_QUOTE = 8
+"""Minimum room in tokens for a quote, a list or a note; with less, there is none."""
+
 PIECES = 24
-"""Maximum number of pieces of one tool result that become passages."""
+"""Maximum number of pieces of one tool result that become passages, and of phases in an outline."""
 
 UNDATED = "undated"
 
@@ -163,9 +163,12 @@ def passages(
     return tuple(pieces)
 
 
-_known: Memo[tuple[int, str, int, str], tuple[TokenCounter, tuple[Passage, ...]]] = Memo(
-    ROOM, lambda kept: 1 + sum(len(one.text) for one in kept[1])
-)
+def _size_of_passages(kept: tuple[TokenCounter, tuple[Passage, ...]]) -> int:
+    _, found = kept
+    return getsizeof(found) + sum(len(passage.text) for passage in found)
+
+
+_known: Memo[tuple[int, str, int, str], tuple[TokenCounter, tuple[Passage, ...]]] = Memo(ROOM, _size_of_passages)
 """Passages of messages without tool exchanges, by counter, chain id, turn and day."""
 
 
@@ -280,14 +283,12 @@ def _escape_labels(text: str) -> str:
 def text_pieces(text: str) -> Iterator[str]:
     """Split a text into pieces of at most `WIDTH` characters.
 
-    A piece ends at the last sentence or line end in its final `TAIL` characters, else at the last one anywhere in it,
-    else between words, else at its full width.
+    A piece ends at its last sentence or line end, else between words, else at its full width.
     """
     start = 0
     while len(text) - start > WIDTH:
         window = text[start : start + WIDTH]
-        ends = (max(sentence_ends(window, least), default=0) for least in (WIDTH - TAIL, 0))
-        size = next(filter(None, ends), window.rfind(" ") + 1)
+        size = max(sentence_ends(window), default=0) or window.rfind(" ") + 1
         end = start + size if size else character_boundary(text, start + WIDTH, -1)
         yield text[start:end]
         start = end
@@ -298,7 +299,7 @@ _LINE = re.compile(r"\n")
 _JSON = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\]]|,\s*')
 """A JSON token that matters for splitting: a string, a bracket or a comma."""
 
-_results: Memo[str, tuple[str, ...]] = Memo(ROOM, lambda pieces: 1 + sum(map(len, pieces)))
+_results: Memo[str, tuple[str, ...]] = Memo(ROOM, lambda pieces: getsizeof(pieces) + sum(map(len, pieces)))
 
 
 def result_pieces(text: str) -> tuple[str, ...]:

@@ -20,11 +20,11 @@ from context_compiler.recall.terms import PROSE, terms
 from context_compiler.tokens import TokenCounter
 
 _MONTHS = (
-    r"jan(?:uary)?", r"feb(?:ruary)?", r"mar(?:ch)?", r"apr(?:il)?", 
-    r"may(?! (?:I|i|you|we)\b)", "june?", "july?", r"aug(?:ust)?",
-    r"sept?(?:ember)?", r"oct(?:ober)?", r"nov(?:ember)?", r"dec(?:ember)?",
+    r"Jan(?:uary)?", r"Feb(?:ruary)?", r"Mar(?:ch)?", r"Apr(?:il)?", 
+    r"May(?! (?:I|i|you|we)\b)", "June?", "July?", r"Aug(?:ust)?",
+    r"Sept?(?:ember)?", r"Oct(?:ober)?", r"Nov(?:ember)?", r"Dec(?:ember)?",
 )  # fmt: skip
-_NAMED = [re.compile(rf"(?:(?<=[a-z0-9,] )|^){name[0].upper()}{name[1:]}\b(?=[\s,.?!]|$)") for name in _MONTHS]
+_NAMED = [re.compile(rf"(?:(?<=[a-z0-9,] )|^){name}\b(?=[\s,.?!]|$)") for name in _MONTHS]
 """Month names. They must be capitalized, so that the verbs "march" and "may" do not count, and neither may "May I"."""
 _DATED = re.compile(r"\b\d{4}-(\d\d)(?:-\d\d)?\b")
 
@@ -172,7 +172,7 @@ def dated(text: str) -> Iterator[tuple[str, str]]:
 
 def _date(match: re.Match[str]) -> str:
     """Format a matched date as YYYY-MM-DD, or MM-DD if it has no year."""
-    month = (match["month"] or match["named"]).lower()[:3]
+    month = (match["month"] or match["named"]).capitalize()[:3]
     number = 1 + [name[:3] for name in _MONTHS].index(month)
     year = f"{match['year']}-" if match["year"] else ""
     return f"{year}{number:02}-{int(match['day'] or match['on']):02}"

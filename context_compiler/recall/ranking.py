@@ -1,7 +1,7 @@
-"""Rank past messages and passages against a question: a weighted sum of nine features, each from 0 to 1.
+"""Rank past messages and passages against a question: a sum of nine features, each at most 1.
 
-`FEATURES` lists those of a message with their weights, and `OWN_WORDS` is that of a passage. A new signal is one
-function and one line. The weights are round, and the same for every kind of conversation.
+`FEATURES` lists those of a message; the ninth, of a passage, is its own words. A new signal is one function and one
+line. The features of a message have no weights, so nothing is fitted to any kind of conversation.
 
 A ranking always has a best entry; `Relevance` shows if even that one is irrelevant.
 """
@@ -18,7 +18,7 @@ from math import inf
 from typing import NamedTuple
 
 from context_compiler.recall.bm25 import GIANT, K1, B, damping_of, idf, saturation
-from context_compiler.recall.index import ASSISTANT, MAX_EXCESS, PREFERENCE, SPEAKERS, STANDING, USER, Index
+from context_compiler.recall.index import ASSISTANT, PREFERENCE, SPEAKERS, STANDING, USER, Index
 from context_compiler.recall.passages import Passage
 from context_compiler.recall.question import Question
 from context_compiler.recall.terms import beginnings, fold, passage_terms, terms
@@ -28,6 +28,9 @@ NEAR, STRETCH = 3, 8
 
 SOON = 10
 """Days after a named date within which its closeness falls from 1 to 0."""
+
+LENGTH = 3
+"""Excess length of a message, as a logarithm, that costs it as much as all words of the question bring."""
 
 END = 0.5
 """Minimum score of a passage that belongs to the answer, as a fraction of the best's."""
@@ -169,12 +172,11 @@ def _days_after(day: str, date: str) -> int:
 
 
 class Feature(NamedTuple):
-    """A feature of messages, with its weight in the score."""
+    """A feature of messages."""
 
     name: str
     value: Callable[[Asked], Iterable[float]]
-    """Value of each message, from 0 to 1; nothing if the question does not ask for it."""
-    weight: float
+    """Value of each message, at most 1; nothing if the question does not ask for it."""
 
 
 def _of_best(values: Sequence[float]) -> list[float]:
@@ -195,7 +197,7 @@ def _stretch(asked: Asked) -> Iterable[float]:
 
 
 def _brevity(asked: Asked) -> Iterable[float]:
-    return [1 - excess / MAX_EXCESS for excess in asked.index.excess]
+    return [1 - excess / LENGTH for excess in asked.index.excess]
 
 
 def _speaker(asked: Asked) -> Iterable[float]:
@@ -222,14 +224,14 @@ def _sought(asked: Asked) -> Iterable[float]:
 
 
 FEATURES = (
-    Feature("words", _words, 1.0),
-    Feature("around", _around, 0.8),
-    Feature("stretch", _stretch, 0.6),
-    Feature("speaker", _speaker, 0.6),
-    Feature("when", _when, 0.6),
-    Feature("taste", _taste, 0.8),
-    Feature("sought", _sought, 0.4),
-    Feature("brevity", _brevity, 1.0),
+    Feature("words", _words),
+    Feature("around", _around),
+    Feature("stretch", _stretch),
+    Feature("speaker", _speaker),
+    Feature("when", _when),
+    Feature("taste", _taste),
+    Feature("sought", _sought),
+    Feature("brevity", _brevity),
 )
 """Features of a message: BM25 of it, of its neighbourhood and of its stretch of the conversation, each as a fraction of
 the best; the speaker, the day, and the kind of message that the question asks for; few words."""
@@ -258,9 +260,8 @@ class Ranking:
         self._beginnings = [(start, term) for term in self._wanted for start in beginnings(term)]
         self._raw = [0.0] * stop
         for feature in FEATURES:
-            values, weight = feature.value(asked), feature.weight
-            if values:
-                self._raw = [score + weight * value for score, value in zip(self._raw, values, strict=False)]
+            if values := feature.value(asked):
+                self._raw = [score + value for score, value in zip(self._raw, values, strict=False)]
         self._found = bool(any(asked.words) or any(asked.days))
         """True if a message contains a term of the question, or is of a day that it names."""
 

@@ -10,14 +10,11 @@ from collections.abc import Set
 from context_compiler.recall.bm25 import idf
 from context_compiler.recall.index import Index
 from context_compiler.recall.question import Question
+from context_compiler.recall.ranking import MAX_TERMS
 from context_compiler.recall.terms import beginnings, fold, passage_terms
 
 FLOOR = 0.3
 """Minimum fraction of a question that a relevant text contains. With less, it shares a word by chance."""
-
-FEW = 64
-"""Maximum number of a question's terms for which a text is first searched for their prefixes. With more, splitting the
-text into terms at once is cheaper."""
 
 TELLING = 6
 """Number of rarest terms of a question whose idf counts as the whole question: a text does not need the others."""
@@ -47,7 +44,7 @@ class Relevance:
         }
         self._all = sum(sorted(self._weights.values(), reverse=True)[:TELLING])
         self._least = floor * self._all * (1 - 1e-9)
-        few = self._weights if len(self._weights) <= FEW else {}
+        few = self._weights if len(self._weights) <= MAX_TERMS else {}
         self._beginnings = [(start, weight) for term, weight in few.items() for start in beginnings(term)]
 
     def of(self, text: str) -> float:

@@ -32,49 +32,31 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from context_compiler.messages.instructions import instruction_sentences
-from context_compiler.recall.passages import Passage, Quotation
+from context_compiler.recall.passages import MIN_QUOTE, Passage, Quotation
 from context_compiler.recall.ranking import END
-from context_compiler.recall.terms import words
+from context_compiler.recall.terms import SHORT, words
 from context_compiler.resilience import check_time
 
 T = TypeVar("T")
 
-MIN_PASSAGE = 8
-"""Minimum room in tokens for another passage; with less the selection ends."""
-
 REPEATED = 0.25
 """Fraction of new word pairs from which a passage counts in full; below it, its gain falls linearly to 0."""
-
-NEAR = 0.98
-"""Fraction of the largest possible gain at which a gain is accepted as the largest, to save computation."""
 
 STRETCHES = 4
 """Number of equal parts of a conversation from which mentions are taken in turn."""
 
-FURTHER = 0.1
-"""Score that a mention loses for each piece of its message before it: the beginnings of many messages are better than
-all of one."""
-
-ASKED = {"user": 2.4, "standing": 1.7}
-"""Weights of signs in a chat with an assistant: by the user, gives a standing instruction."""
-TALK = {"answers": 0.7, "opens": 0.7, "names": 0.3, "rare": 0.4, "asks": -1.2, "you": -0.8}
+CHAT = {"user": 2.4, "standing": 1.7, "value": 0.4}
+"""Weights of signs in a chat with an assistant: by the user, gives a standing instruction, a number or a name."""
+TALK = {"answers": 0.7, "opens": 0.7, "names": 0.3, "asks": -1.2, "you": -0.8}
 """Weights of signs in a conversation between two people: follows a question, is the first of its day, number of names,
-average idf of its words, fraction of sentences that are questions, frequency of "you"."""
-UNASKED = {"past": 0.1, "new": 0.1, "number": 0.4, "reacts": -0.2}
-"""Weights of further signs in such a conversation, used only without a question: past tense, words said for the first
-time, a number, a mere reaction. They predict later questions, but not relevance to a given one. In a chat with an
-assistant, the weight of a number is that of any value which the user gives."""
-BOTH = {"mass": 0.4, "times": 0.4, "slight": -1.5}
-"""Weights of signs in every conversation: logarithm of the total idf, words for times, hardly any words."""
+fraction of sentences that are questions, frequency of "you"."""
+BOTH = {"mass": 0.4, "times": 0.4}
+"""Weights of signs in every conversation: logarithm of the total idf, words for times."""
 
 RARE = 2.0
 """Minimum idf of a word that counts; more frequent ones, in more than about every eighth passage, count 0."""
-SLIGHT = 4
-"""Minimum number of words of a message that is more than a nod."""
 TURN_OF_TALK = 60
 """Maximum average number of words in a user's message in a conversation between two people."""
-MAX_WORD = 32
-"""Maximum length in characters of a word that counts. Longer ones are keys or hashes: rare, but without meaning."""
 
 _NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]")
 _STOPS = re.compile(r"[.!?？。]+")
@@ -82,15 +64,8 @@ _TIMES = frozenset(
     "yesterday today tomorrow tonight last next ago week weekend month year morning recently since soon summer winter"
     " spring monday tuesday wednesday thursday friday saturday sunday january february march april may june july august"
     " september october november december jan feb mar apr jun jul aug sep oct nov dec".split()
-).union(map(str, range(1900, 2100)))
-_PAST = re.compile(
-    r"(?i)\b(?:was|were|went|got|had|did|made|took|saw|found|bought|gave|came|met|won|lost|[a-z]{3,}ed)\b"
 )
 _NUMBER = re.compile(r"(?i)\d|\b(?:two|three|four|five|six|seven|eight|nine|ten|dozen)\b")
-_REACTS = re.compile(
-    r"(?i)\W*(?:wow|thanks?|that'?s|that is|sounds|congrat\w*|cool|awesome|yeah|glad|nice|great|good|absolutely"
-    r"|definitely|sure|no problem|you'?re|hey|hi|bye|take care)\b"
-)
 _YOU = ("you", "your", "yours", "you're", "you've", "you'll")
 
 
@@ -131,12 +106,12 @@ class Candidates:
             _take_mentions(quotation, ranks, self._after)
         answered = set[str]()
         for slot in self._answers:
-            if quotation.left < MIN_PASSAGE:
+            if quotation.left < MIN_QUOTE:
                 break
             text = _wording(self._ordered[slot].text)
             if text not in answered and take_beside(quotation, slot, self._after):
                 answered.add(text)
-        if quotation.left >= MIN_PASSAGE:
+        if quotation.left >= MIN_QUOTE:
             _fill(quotation, self._rates, self._after)
         return quotation.passages
 
@@ -150,7 +125,7 @@ class Candidates:
         """Worth per token of each candidate, less if it is outdated or was said often."""
         check_time()
         parts = parts_of(self._ordered)
-        worth, prices = worths(self._ordered, parts, asked=bool(self._ranks)), _prices(self._ordered, parts)
+        worth, prices = worths(self._ordered, parts), _prices(self._ordered, parts)
         counts = zip(worth, _once(self._ordered), prices, strict=True)
         return [passage * new / price for passage, new, price in counts]
 
@@ -196,10 +171,10 @@ def _take_mentions(quotation: Quotation, ranks: Sequence[float], after: Mapping[
     """Take answers spread over the conversation, except those that repeat what is taken already."""
     ordered = quotation.candidates
     answering = [index for index, rank in enumerate(ranks) if rank >= END * max(ranks)]
-    answering.sort(key=lambda index: FURTHER * ordered[index].order - ranks[index])
+    answering.sort(key=lambda index: -ranks[index])
     taken: set[tuple[str, str]] = set()
     for index in spread(answering, lambda index: ordered[index].turn):
-        if quotation.left < MIN_PASSAGE:
+        if quotation.left < MIN_QUOTE:
             break
         pairs = _pairs(ordered[index])
         if _novelty(pairs, taken) == 1 and take_beside(quotation, index, after):
@@ -242,12 +217,12 @@ def _fill(quotation: Quotation, rates: Sequence[float], after: Mapping[int, int]
     heapq.heapify(waiting)
     pairs: dict[int, frozenset[tuple[str, str]]] = {}
     taken = {pair for passage in quotation.passages for pair in _pairs(passage)}
-    while waiting and quotation.left >= MIN_PASSAGE:
+    while waiting and quotation.left >= MIN_QUOTE:
         _, index = heapq.heappop(waiting)
         if index not in pairs:
             pairs[index] = _pairs(ordered[index])
         gain = rates[index] * _novelty(pairs[index], taken)
-        if waiting and gain < NEAR * -waiting[0][0]:
+        if waiting and gain < -waiting[0][0]:
             heapq.heappush(waiting, (-gain, index))
         elif gain and take_beside(quotation, index, after):
             taken |= pairs[index]
@@ -269,47 +244,40 @@ def _novelty(pairs: frozenset[tuple[str, str]], taken: set[tuple[str, str]]) -> 
     return min(1.0, (1 - len(pairs & taken) / len(pairs)) / REPEATED)
 
 
-def worths(candidates: Sequence[Passage], parts: Sequence[Part], *, asked: bool = False) -> list[float]:
-    """Worth of each passage's part; `asked` if it is used beside a question.
-
-    Candidates must be in order, with all passages of a message.
-    """
+def worths(candidates: Sequence[Passage], parts: Sequence[Part]) -> list[float]:
+    """Worth of each passage's part. Candidates must be in order, with all passages of a message."""
     pieces = [_analyze(passage.text) for passage in candidates]
-    idf = _idf(pieces)
-    messages = _messages(candidates, parts, pieces, idf)
+    messages = _messages(candidates, parts, pieces, _idf(pieces))
     talk = _peer_share(candidates, messages)
-    unsaid = {} if asked else dict(idf)
     by_part: dict[Part, float] = {}
     for part, message in messages.items():
         wording = message.wording
-        sign = BOTH["mass"] * log(1 + message.mass) + wording.slight
-        sign += wording.times
+        sign = BOTH["mass"] * log(1 + message.mass) + BOTH["times"] * wording.times
         if talk < 1 and message.speaker == "user":
-            sign += (1 - talk) * (ASKED["user"] + (ASKED["standing"] if _gives_instruction(wording.texts) else 0))
-            gives = not asked and not wording.asks and _has_value(wording.texts)
-            sign += (1 - talk) * UNASKED["number"] * gives
+            standing, value = _gives_instruction(wording.texts), not wording.asks and _has_value(wording.texts)
+            sign += (1 - talk) * (CHAT["user"] + CHAT["standing"] * standing + CHAT["value"] * value)
         if talk > 0:
             sign += talk * _peer_signs(message, messages.get((part[0] - 1, -1)))
-            sign += 0 if asked else talk * _unasked_signs(message, unsaid)
         by_part[part] = exp(sign)
     return [*map(by_part.__getitem__, parts)]
 
 
 class _Wording(NamedTuple):
-    """Words and weighted signs of a text, independent of its context."""
+    """Words and signs of a text, independent of its context."""
 
     texts: Sequence[str]
     """The passages of the text."""
     size: int
     """Number of words."""
     words: Sequence[str]
-    """Distinct words of at most `MAX_WORD` characters; interned, because they are counted at every turn."""
+    """Distinct words of at most `SHORT` characters, because longer ones are keys or hashes; interned, because they are
+    counted at every turn."""
     asks: bool
     """True if it ends with a question."""
-    slight: float
-    times: float
-    names: float
+    times: int
+    names: int
     questions: float
+    """Fraction of its sentences that are questions."""
     you: float
 
 
@@ -323,13 +291,12 @@ def _analyze(*texts: str) -> _Wording:
     return _Wording(
         texts=texts,
         size=size,
-        words=tuple([intern(word) for word in dict.fromkeys(spoken) if len(word) <= MAX_WORD]),
+        words=tuple([intern(word) for word in dict.fromkeys(spoken) if len(word) <= SHORT]),
         asks=last.rstrip().endswith(("?", "？")),
-        slight=BOTH["slight"] * (size < SLIGHT),
-        times=BOTH["times"] * min(2, len(_TIMES.intersection(spoken))),
-        names=TALK["names"] * min(4, len(_NAME.findall(" ".join(texts)))),
-        questions=TALK["asks"] * marks / max(1, stops),
-        you=TALK["you"] * min(1.0, 5 * sum(map(spoken.count, _YOU)) / max(1, size)),
+        times=min(2, len(_TIMES.intersection(spoken))),
+        names=min(4, len(_NAME.findall(" ".join(texts)))),
+        questions=marks / max(1, stops),
+        you=min(1.0, 5 * sum(map(spoken.count, _YOU)) / max(1, size)),
     )
 
 
@@ -341,7 +308,7 @@ def _gives_instruction(texts: Sequence[str]) -> bool:
 
 @lru_cache(maxsize=4_096)
 def _has_value(texts: Sequence[str]) -> bool:
-    """True if a message gives a value: a number, an identifier or a name."""
+    """True if a message gives a number, an identifier or a name."""
     text = " ".join(texts)
     return bool(_NUMBER.search(text) or _NAME.search(text))
 
@@ -361,8 +328,6 @@ class _Message(NamedTuple):
     wording: _Wording
     mass: float
     """Total idf of its distinct words that count."""
-    telling: int
-    """Number of those words."""
     opens: bool
     """True if it is the first of its day."""
 
@@ -383,8 +348,8 @@ def _messages(
             own = candidates[start:stop]
             wording = _analyze(*[passage.text for passage in own])
             speaker = "user" if any([passage.speaker == "user" for passage in own]) else speaker
-        weights = [*filter(None, map(value, wording.words))]
-        by_part[part] = _Message(speaker, wording, sum(weights), len(weights), date != day)
+        mass = sum(filter(None, map(value, wording.words)))
+        by_part[part] = _Message(speaker, wording, mass, date != day)
         day, start = date, stop
     return by_part
 
@@ -415,27 +380,9 @@ def _peer_share(candidates: Sequence[Passage], messages: Mapping[Part, _Message]
 def _peer_signs(message: _Message, before: _Message | None) -> float:
     wording = message.wording
     return (
-        TALK["rare"] * message.mass / max(1, message.telling)
-        + TALK["answers"] * (before is not None and before.wording.asks)
+        TALK["answers"] * (before is not None and before.wording.asks)
         + TALK["opens"] * message.opens
-        + wording.names
-        + wording.questions
-        + wording.you
-    )
-
-
-def _unasked_signs(message: _Message, unsaid: dict[str, float]) -> float:
-    """Sum of the `UNASKED` signs of a message; its words are removed from `unsaid`, so only first uses are new."""
-    news = sum([unsaid.pop(word, 0.0) for word in message.wording.words])
-    return UNASKED["new"] * log(1 + news) + _wording_signs(message.wording.texts)
-
-
-@lru_cache(maxsize=4_096)
-def _wording_signs(texts: Sequence[str]) -> float:
-    """Sum of those `UNASKED` signs that depend on the wording alone."""
-    text = " ".join(texts)
-    return (
-        UNASKED["past"] * min(3, len(_PAST.findall(text)))
-        + UNASKED["number"] * bool(_NUMBER.search(text))
-        + UNASKED["reacts"] * bool(_REACTS.match(text))
+        + TALK["names"] * wording.names
+        + TALK["asks"] * wording.questions
+        + TALK["you"] * wording.you
     )

@@ -18,18 +18,14 @@ from unicodedata import normalize
 
 import snowballstemmer  # pyright: ignore[reportMissingTypeStubs] # it ships none
 
+from context_compiler.cache import CACHED
+
 MAX_TERM = 96
 """Maximum length of a term in characters. Longer strings are data that nobody asks for by name."""
 
-CACHED = 32_768
-"""Number of entries of a cache by words or short texts."""
-
 SHORT = 20
-"""Maximum length in characters of a run without white space whose terms are cached. Longer ones, such as paths or
-sentences in scripts without spaces, rarely repeat and would take much memory."""
-
-SCANNED = 100_000
-"""Characters read at each end of a text."""
+"""Maximum length in characters of an ordinary word. Longer runs, such as paths, keys or sentences in scripts without
+spaces, rarely repeat, so their terms are not cached."""
 
 PROSE = 4_000
 """Characters read of what a person may have written: the middle of a longer text is usually pasted."""

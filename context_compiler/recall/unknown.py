@@ -12,26 +12,24 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from os.path import commonprefix
 
-from context_compiler.cache import Memo
+from context_compiler.cache import CACHED, Memo
 from context_compiler.messages.history import History
 from context_compiler.messages.items import LARGEST
 from context_compiler.recall.index import Index
 from context_compiler.recall.question import Pending, Question, dated
+from context_compiler.recall.ranking import MAX_TERMS
 from context_compiler.recall.statements import DAYS, MONTHS
-from context_compiler.recall.terms import CACHED, MAX_TERM, PROSE, fold, stem
+from context_compiler.recall.terms import MAX_TERM, PROSE, fold, stem
 
 LEAST = 5
 """Minimum length of a term that may be misspelt; shorter ones have too many neighbours."""
-
-MOST = 8
-"""Maximum number of unknown terms of a question that are looked up; a prompt with more has a pasted text."""
 
 
 def spelt(question: Question, index: Index, stop: int) -> Question:
     """The question with the nearest known term in place of each that no message before `stop` contains."""
     posts = index.posts
     unknown = {term for term in question.terms if term not in posts or posts[term][0] >= stop}
-    if not 0 < len(unknown) <= MOST:
+    if not 0 < len(unknown) <= MAX_TERMS:
         return question
     first = {term[0] for term in unknown if len(term) >= LEAST}
     known = {term: len(places) for term, places in posts.items() if term[0] in first and places[0] < stop}
@@ -105,7 +103,7 @@ def _exact_terms(text: str) -> Iterator[tuple[str, str]]:
         yield written, date
         text = text.replace(written, " ")
     for name in _NAME.findall(text):
-        if stem(name.lower()) and name.lower() not in _CALENDAR:
+        if stem(name.lower()) and not _of_calendar(name.lower()):
             yield name, _plain(name)
     for run in _RUN.findall(text):
         exact = run.rstrip("./\\:@#+~-").lstrip(".\\:@#+-") if len(run) <= MAX_TERM else ""
@@ -122,4 +120,6 @@ def _is_id(run: str) -> bool:
     return mixed or is_path or _JOINED.search(run) is not None
 
 
-_CALENDAR = frozenset((*MONTHS, *DAYS, *(day[:3] for day in DAYS)))
+def _of_calendar(name: str) -> bool:
+    """True if a name is that of a month or a day, or its beginning."""
+    return any(full.startswith(name) for full in (*MONTHS, *DAYS))

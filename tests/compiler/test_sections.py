@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from context_compiler.compiler.summary import BUDGETS, EXPENDABLE, fit_sections, fit_turns
+from context_compiler.compiler.summary import EXPENDABLE, LIMITED, MAX_TEXT, fit_sections, fit_turns
 from context_compiler.template import SectionRule
 from context_compiler.tokens import TokenCounter
 
@@ -53,17 +53,17 @@ def test_required_sections_are_shortened_once_all_others_are_dropped() -> None:
     assert [drop.what for drop in dropped] == ["constraints", "latest_input"]
 
 
-@pytest.mark.parametrize("name", BUDGETS)
+@pytest.mark.parametrize("name", LIMITED)
 def test_the_section_budget_of_a_template_overrides_ours(name: str) -> None:
-    text = "word " * (BUDGETS[name] // 2)
-    for budget in (100, BUDGETS[name] * 2):
+    text = "word " * (MAX_TEXT // 2)
+    for budget in (100, MAX_TEXT * 2):
         kept, dropped = fit_sections(
             {name: text}, rules={name: SectionRule(budget=budget)}, room=10**6, counter=COUNTER
         )
         assert len(kept[name]) == len(text) if budget > len(text) else len(kept[name]) <= budget
         assert sum(drop.tokens for drop in dropped) == len(text) - len(kept[name])
     kept, (drop,) = fit_sections({name: text}, rules={}, room=10**6, counter=COUNTER)
-    assert 0 < len(kept[name]) <= BUDGETS[name] and drop.reason == "over its section budget"
+    assert 0 < len(kept[name]) <= MAX_TEXT and drop.reason == "over its section budget"
 
 
 def test_a_budget_for_recent_turns_drops_the_older_ones() -> None:

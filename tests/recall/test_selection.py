@@ -173,25 +173,6 @@ def test_a_talk_between_two_people_quotes_both() -> None:
     assert {passage.speaker for passage in choose(all_of(messages), 120)} == {"assistant"}
 
 
-@pytest.mark.parametrize(
-    ("telling", "dull"),
-    [
-        ("Folks hired goats there", "Nobody hires sheep here"),
-        ("Folks keep seven goats", "Nobody feeds spare sheep"),
-        ("Goats graze near Porto", "Great sheep doze beside Ghent"),
-        ("Folks keep goats there", "Wind stays calm today"),
-    ],
-    ids=["what is past", "a number", "no reaction", "what was not said before"],
-)
-def test_without_a_question_informative_passages_of_a_talk_score_higher(telling: str, dull: str) -> None:
-    bays = [letter * 4 for letter in "bcdfghjklmnp"]
-    calm = [part for bay in bays for part in (asked("Wind stays calm today"), replied(f"Waves stay flat {bay}"))]
-    candidates = all_of([*calm, asked(telling), replied("Waves stay flat today"), asked(dull)])
-    more, less = (worths(candidates, parts_of(candidates))[at] for at in (-3, -1))
-    beside, other = (worths(candidates, parts_of(candidates), asked=True)[at] for at in (-3, -1))
-    assert more / less > 1.04 * beside / other
-
-
 def test_a_key_or_hash_does_not_count_as_words() -> None:
     hashes = " ".join(f"{number:040x}" for number in range(11))
     fillers: list[ModelMessage] = [asked(f"Filler text number {number} here.") for number in range(20)]

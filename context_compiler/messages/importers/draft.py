@@ -27,6 +27,7 @@ from pydantic_ai.messages import (
 )
 
 from context_compiler.errors import TranscriptError
+from context_compiler.messages.history import UNDATED
 
 NAMELESS = "unknown"
 """Tool name of a result that has no name and answers no call."""
@@ -158,9 +159,6 @@ def _indexes(where: list[int]) -> str:
     shown = ", ".join(map(str, where[:5]))
     return f"{shown} and {len(where) - 5} more" if len(where) > 5 else shown
 
-
-UNDATED = datetime(1970, 1, 1, tzinfo=UTC)
-"""Time of a message whose file gives none; constant, so that reading a file twice gives equal messages."""
 
 Json = dict[str, object]
 
