@@ -50,7 +50,7 @@ class MissingIdentifier:
     """An identifier that the view does not contain."""
 
     mentions: list[Mention]
-    """Where it is, oldest first."""
+    """All mentions in messages that are not whole in the view, oldest first."""
 
     @property
     def calls(self) -> list[Mention]:

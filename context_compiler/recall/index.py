@@ -30,13 +30,9 @@ STANDING, PREFERENCE, TIMED, PLACED, LASTING = (1 << bit for bit in range(5))
 """Cue flags of a short message: of the user, it gives a standing instruction or states a preference; of either speaker,
 it names a time, a place, a duration."""
 
-BRIEF = 80
-"""Maximum size in terms of a message that gets `TIMED`, `PLACED` or `LASTING`: most longer ones name some time or
-place, so the flag would not distinguish them."""
-
-SHORT_MESSAGE = 30
-"""Maximum size in terms of a user message that gets `STANDING` or `PREFERENCE`: longer ones are mainly about something
-else."""
+BRIEF = 30
+"""Maximum size in terms of a message that gets a flag: longer ones are mainly about something else, and most name some
+time or place, so a flag would not distinguish them."""
 
 USUAL = 2.4
 """Natural logarithm of the size, about ten terms, up to which a message has no excess length."""
@@ -211,7 +207,7 @@ class Index:
             self.called[name][speaker] += 1
         if size <= BRIEF:
             self.cues[position] |= sum(flag for flag, naming in _NAMING if naming.search(text))
-        if speaker == USER and size <= SHORT_MESSAGE:
+        if speaker == USER and size <= BRIEF:
             self.cues[position] |= STANDING * bool(instruction_sentences(text)) | PREFERENCE * bool(_LIKES.search(text))
 
 

@@ -47,9 +47,9 @@ STRETCHES = 4
 
 CHAT = {"user": 2.4, "standing": 1.7, "value": 0.4}
 """Weights of signs in a chat with an assistant: by the user, gives a standing instruction, a number or a name."""
-TALK = {"answers": 0.7, "opens": 0.7, "names": 0.3, "asks": -1.2, "you": -0.8}
+TALK = {"answers": 0.7, "opens": 0.7, "names": 0.3, "asks": -1.2}
 """Weights of signs in a conversation between two people: follows a question, is the first of its day, number of names,
-fraction of sentences that are questions, frequency of "you"."""
+fraction of sentences that are questions."""
 BOTH = {"mass": 0.4, "times": 0.4}
 """Weights of signs in every conversation: logarithm of the total idf, words for times."""
 
@@ -66,7 +66,6 @@ _TIMES = frozenset(
     " september october november december jan feb mar apr jun jul aug sep oct nov dec".split()
 )
 _NUMBER = re.compile(r"(?i)\d|\b(?:two|three|four|five|six|seven|eight|nine|ten|dozen)\b")
-_YOU = ("you", "your", "yours", "you're", "you've", "you'll")
 
 
 class Candidates:
@@ -278,7 +277,6 @@ class _Wording(NamedTuple):
     names: int
     questions: float
     """Fraction of its sentences that are questions."""
-    you: float
 
 
 @lru_cache(maxsize=4_096)
@@ -296,7 +294,6 @@ def _analyze(*texts: str) -> _Wording:
         times=min(2, len(_TIMES.intersection(spoken))),
         names=min(4, len(_NAME.findall(" ".join(texts)))),
         questions=marks / max(1, stops),
-        you=min(1.0, 5 * sum(map(spoken.count, _YOU)) / max(1, size)),
     )
 
 
@@ -384,5 +381,4 @@ def _peer_signs(message: _Message, before: _Message | None) -> float:
         + TALK["opens"] * message.opens
         + TALK["names"] * wording.names
         + TALK["asks"] * wording.questions
-        + TALK["you"] * wording.you
     )
