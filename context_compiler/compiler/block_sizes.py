@@ -22,6 +22,9 @@ from context_compiler.messages.prompts import asking_part, asking_share, asks, i
 from context_compiler.messages.turns import Turn
 from context_compiler.settings import amount_tokens
 
+BEARING = 8
+"""Divisor of `recall=` for the block of a short prompt that does not ask, such as "write to the caterer"."""
+
 TURNS = 5
 """Number of newest turns from which the growth of a turn is estimated."""
 
@@ -73,7 +76,7 @@ class BlockSizes:
         if self.asks_past(prompt):
             share = asking_share(asking_part(prompt, plan.counter)) or 1.0  # "I forgot what opens it" has no question
             return int(self.recall * share**2 / max(1, plan.requests_per_turn))
-        return self.recall // LARGE if not plan.tool_calls and is_short(prompt, plan.counter) else 0
+        return self.recall // BEARING if not plan.tool_calls and is_short(prompt, plan.counter) else 0
 
     def expected(self, blocks: Blocks | None) -> int:
         """Size of this turn's block in `blocks`; its maximum size if it has not been searched yet."""

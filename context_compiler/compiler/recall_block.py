@@ -41,12 +41,13 @@ NEAREST = 8
 """For a short statement about something said earlier, such as "I need the code of the gate" or "write to the caterer":
 number of best messages one of which must contain its subject."""
 
-TERMS = 2
-"""A passage contains the subject of such a statement if it has at least this number of its terms."""
+ABOUT, TERMS = 0.3, 2
+"""A passage contains the subject of such a statement if it has at least this fraction of it (by idf) and this number of
+its terms."""
 
 FLOOR = 0.2
-"""Minimum fraction of such a statement, or of a question in tool work, by idf, that the best passage must contain, or a
-block is not worth its tokens."""
+"""In tool work, the best passage must contain at least this fraction of the question, or the block is not worth its
+tokens."""
 
 WIDE = 4
 """Candidates for a block, in tokens as a multiple of its room. More candidates find little more and cost time."""
@@ -244,7 +245,7 @@ class _Search:
         relevance = Relevance(self._index, Question.of(self.prompt), floor=0)
         held = [relevance.held(passage.text) for passage in candidates]
         shares = [relevance.share(terms) * (len(terms) >= TERMS) for terms in held]
-        least = max(FLOOR, TELLING * max(shares, default=0.0))
+        least = max(ABOUT, TELLING * max(shares, default=0.0))
         telling = {passage.position for passage, share in zip(candidates, shares, strict=True) if share >= least}
         tokens = Counter[int]()
         for passage in candidates:
