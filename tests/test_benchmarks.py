@@ -400,6 +400,7 @@ def test_a_page_gets_its_tables_and_keeps_other_text() -> None:
 
 def test_leaving_out_the_only_feature_of_the_ranking_loses_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranking, "FEATURES", ranking.FEATURES[:1])
+    monkeypatch.setattr(ranking, "BESIDE", ())
     (cell,) = ablations.cells(Data(None), ["ours"])
     approach = load("ours")
     assert isinstance(approach, Approach)

@@ -49,7 +49,8 @@ class Sample:
         scores = [0.0] * len(self.costs)
         for number, values in enumerate(self.values):
             if values and number != without:
-                scores = [score + value for score, value in zip(scores, values, strict=True)]
+                weight = 1 if number < len(ranking.FEATURES) else ranking.LESS
+                scores = [score + weight * value for score, value in zip(scores, values, strict=True)]
         held = 0
         for at in sorted(range(len(scores)), key=scores.__getitem__, reverse=True):
             room -= self.costs[at]
@@ -76,8 +77,12 @@ def samples(name: str, data: Data) -> Iterator[Sample]:
             )
             if evidence:
                 place = ranking.Asked(index, Question.of(question.text), len(history))
-                values = tuple(tuple(feature.value(place))[: len(history)] for feature in ranking.FEATURES)
+                values = tuple(tuple(feature.value(place))[: len(history)] for feature in _features())
                 yield Sample(values, costs, evidence)
+
+
+def _features() -> tuple[ranking.Feature, ...]:
+    return *ranking.FEATURES, *ranking.BESIDE
 
 
 def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
@@ -92,7 +97,7 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
     whole = fmean(one.found(cell.budget, None) for one in drawn)
     features = {
         feature.name: 100 * (whole - fmean(one.found(cell.budget, number) for one in drawn))
-        for number, feature in enumerate(ranking.FEATURES)
+        for number, feature in enumerate(_features())
     }
     return {"n": len(drawn), "features": features, "signs": _signs(cell.data, data) if cell.data in UNASKED else {}}
 

@@ -371,7 +371,8 @@ def _cut(name: str, text: str, limit: int, counter: TokenCounter) -> str:
 
 
 TOO_SMALL = 200
-"""Minimum cap in tokens for which a model is asked; a smaller summary could not say anything."""
+"""Minimum cap in tokens for which a model is asked; a smaller summary says nothing. Minimum characters of turns
+in a prompt that is halved."""
 
 
 def reason_for_no_model(selection: Selection, turn: int) -> str | None:
@@ -470,14 +471,11 @@ _TURNS = re.compile(r"(=== BEGIN RECENT CONVERSATION ===\n)(.*)(\n=== END RECENT
 _PREVIOUS = re.compile(r"(=== BEGIN PREVIOUS SUMMARY ===\n)(.*)(\n=== END PREVIOUS SUMMARY ===)", re.DOTALL)
 _GIVEN = re.compile(rf"=== BEGIN ({'|'.join(TITLES.values())}) ===\n(.*?)\n=== END \1 ===", re.DOTALL)
 
-MIN_HALVED = 400
-"""Minimum characters of turns in a prompt that is halved."""
-
 
 def halves(prompt: str) -> tuple[str, str] | None:
     """Two prompts with half of the turns each; the second has a slot for the answer to the first. None if too short."""
     match = _TURNS.search(prompt)
-    if match is None or len(match[2]) < MIN_HALVED:
+    if match is None or len(match[2]) < TOO_SMALL:
         return None
     middle = match[2].rfind("\n", 0, len(match[2]) // 2 + 1)
     middle = middle if middle > 0 else len(match[2]) // 2

@@ -25,7 +25,7 @@ PHASE_LINE = 40
 FEW = 3
 """Minimum number of phases in an outline and of turns in a phase; number of turns compared on each side of a gap."""
 
-OPENING = 80
+OPENING = 48
 """Maximum number of characters quoted from the beginning of a phase, and of a conversation's name."""
 
 DISTINCTIVE_WORDS = 5

@@ -1,7 +1,7 @@
 """Rank past messages and passages against a question: a sum of nine features, each at most 1.
 
-`FEATURES` lists those of a message; the ninth, of a passage, is its own words. A new signal is one function and one
-line. The features of a message have no weights, so nothing is fitted to any kind of conversation.
+`FEATURES` and `BESIDE` list those of a message; the ninth, of a passage, is its own words. A new signal is one function
+and one line. The weights are the same for every kind of conversation.
 
 A ranking always has a best entry; `Relevance` shows if even that one is irrelevant.
 """
@@ -223,18 +223,22 @@ def _sought(asked: Asked) -> Iterable[float]:
     return [float(cue & asked.question.sought > 0) for cue in asked.index.cues] if asked.question.sought else ()
 
 
-FEATURES = (
-    Feature("words", _words),
+FEATURES = (Feature("words", _words), Feature("brevity", _brevity))
+"""Features of a message alone: BM25 as a fraction of the best; few words."""
+
+BESIDE = (
     Feature("around", _around),
     Feature("stretch", _stretch),
     Feature("speaker", _speaker),
     Feature("when", _when),
     Feature("taste", _taste),
     Feature("sought", _sought),
-    Feature("brevity", _brevity),
 )
-"""Features of a message: BM25 of it, of its neighbourhood and of its stretch of the conversation, each as a fraction of
-the best; the speaker, the day, and the kind of message that the question asks for; few words."""
+"""Features of its place and kind, which weigh `LESS`: BM25 of its neighbourhood and of its stretch of the conversation,
+each as a fraction of the best; the speaker, the day, and the kind of message that the question asks for."""
+
+LESS = 0.6
+"""Weight of those features."""
 
 OWN_WORDS = 0.4
 """Weight of the ninth feature, of a passage: its own BM25 as a fraction of that of the best."""
@@ -259,9 +263,9 @@ class Ranking:
         self._wanted = asked.wanted
         self._beginnings = [(start, term) for term in self._wanted for start in beginnings(term)]
         self._raw = [0.0] * stop
-        for feature in FEATURES:
-            if values := feature.value(asked):
-                self._raw = [score + value for score, value in zip(self._raw, values, strict=False)]
+        for weight, features in ((1, FEATURES), (LESS, BESIDE)):
+            for values in filter(None, (feature.value(asked) for feature in features)):
+                self._raw = [score + weight * value for score, value in zip(self._raw, values, strict=False)]
         self._found = bool(any(asked.words) or any(asked.days))
         """True if a message contains a term of the question, or is of a day that it names."""
 
