@@ -10,11 +10,10 @@ from importlib import import_module
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
-from context_compiler.cache import Memo
+from context_compiler.cache import CACHED, Memo
 from context_compiler.compiler.echoes import LISTED
 from context_compiler.compiler.trace import (
     HITS,
-    LINKS,
     Tracer,
     fate_of,
     is_covered_by_summary,
@@ -128,7 +127,7 @@ class FactSearch:
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
-        self._chains: Memo[int, Chains] = Memo(LINKS, lambda chains: len(chains.nodes))
+        self._chains: Memo[int, Chains] = Memo(CACHED, lambda chains: len(chains.nodes))
         self._roots: dict[str, list[int]] = {}
         self._rooted = 0
 

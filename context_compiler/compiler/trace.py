@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from context_compiler.cache import Memo
+from context_compiler.cache import CACHED, Memo
 from context_compiler.compiler.echoes import LISTED, Echo, Sayings, echoes, own_text, sayings, written_texts
 from context_compiler.compiler.origins import (
     Cause,
@@ -65,9 +65,6 @@ T = TypeVar("T")
 
 HITS = 400
 """Maximum number of matches of the text index, or of messages, that are read to find something."""
-
-LINKS = 400_000
-"""Number of messages of whole sessions cached without their bodies."""
 
 
 class NotFound(ContextCompilerError):
@@ -130,7 +127,7 @@ class Tracer:
         self._sent: Memo[int, Sent] = Memo(LISTED)
         self._words: Memo[int, Words] = Memo(LISTED)
         self._verdicts: Memo[int, tuple[list[str], bool]] = Memo(LISTED)
-        self._links: Memo[int, Mapping[str, browse.Row]] = Memo(LINKS, len)
+        self._links: Memo[int, Mapping[str, browse.Row]] = Memo(CACHED, len)
 
     async def read(self, query: Callable[[Database], T]) -> T:
         """Run a query on the record."""

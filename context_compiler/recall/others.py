@@ -20,7 +20,6 @@ from context_compiler.messages.items import SCANNED
 from context_compiler.recall.bm25 import idf
 from context_compiler.recall.changes import Changes, Texts, message_texts
 from context_compiler.recall.index import changes_of
-from context_compiler.recall.outline import OPENING
 from context_compiler.recall.passages import text_pieces
 from context_compiler.recall.question import Question
 from context_compiler.recall.terms import terms
@@ -28,6 +27,9 @@ from context_compiler.recall.terms import terms
 FLOOR = 0.6
 """Minimum fraction of a question (by idf) that a piece must contain. It is high because conversations about other
 subjects share words by chance."""
+
+NAME = 48
+"""Maximum length in characters of a conversation's name in a label."""
 
 BRACKETS = str.maketrans("[]", "()")
 """Replacements for the brackets that delimit a label."""
@@ -59,7 +61,7 @@ class Mention:
     @property
     def line(self) -> str:
         """Line that quotes the piece with its origin, and with what replaced it."""
-        name = one_line(self.session, OPENING).translate(BRACKETS)
+        name = one_line(self.session, NAME).translate(BRACKETS)
         origin = ", ".join(filter(None, (name, self.day, self.speaker)))
         return " ".join((f"[{origin}]", *self.text.split(), *(f"[changed later: {said}]" for said in self.newer)))
 

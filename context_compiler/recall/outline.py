@@ -25,8 +25,8 @@ PHASE_LINE = 40
 FEW = 3
 """Minimum number of phases in an outline and of turns in a phase; number of turns compared on each side of a gap."""
 
-OPENING = 48
-"""Maximum number of characters quoted from the beginning of a phase, and of a conversation's name."""
+OPENING = 80
+"""Maximum number of characters quoted from the beginning of a phase."""
 
 DISTINCTIVE_WORDS = 5
 """Maximum number of words that distinguish a phase from the others."""
