@@ -17,7 +17,7 @@ from context_compiler import ContextCompiler, Recall
 REQUESTS = 4_000
 TALKS, TURNS = 24, 20
 """Concurrent conversations, and turns after which a new conversation replaces each."""
-GROWTH_KB = 24_000
+GROWTH_KB = 32_000
 """Allowed growth in the last half of the requests, because allocators return little memory and caches fill up."""
 
 

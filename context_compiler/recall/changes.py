@@ -25,7 +25,7 @@ from context_compiler.messages.prompts import sentence_ends
 from context_compiler.messages.turns import Outline
 from context_compiler.recall.passages import Passage
 from context_compiler.recall.statements import LONGEST, Statement, claimed, differs, negated, statements
-from context_compiler.recall.terms import PROSE, stem, terms
+from context_compiler.recall.terms import prose, stem, terms
 from context_compiler.resilience import check_time
 from context_compiler.tokens import TokenCounter
 
@@ -246,7 +246,7 @@ def _contradicts_never(revision: Revision, did: re.Match[str], sentence: str) ->
 @lru_cache(maxsize=4_096)
 def sentences(text: str) -> tuple[str, ...]:
     """Sentences of a text, without fenced code."""
-    plain = _FENCED.sub(" ", text[:PROSE])
+    plain = _FENCED.sub(" ", prose(text))
     edges = [0, *sentence_ends(plain), len(plain)]
     pieces = (plain[start:end].strip() for start, end in zip(edges, edges[1:], strict=False))
     return tuple(piece for piece in pieces if 0 < len(piece) <= LONGEST)

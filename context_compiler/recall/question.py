@@ -16,7 +16,7 @@ from context_compiler.messages.items import Kind, without_files
 from context_compiler.messages.prompts import asking_part, asks
 from context_compiler.messages.turns import continues_run, is_prompt, prompt_at
 from context_compiler.recall.index import LASTING, PLACED, TIMED
-from context_compiler.recall.terms import PROSE, terms
+from context_compiler.recall.terms import PROSE, prose, terms
 from context_compiler.tokens import TokenCounter
 
 _MONTHS = (
@@ -136,7 +136,7 @@ class Question:
     @classmethod
     def of(cls, text: str) -> Question:
         """Analyze the text of a question."""
-        text = text if len(text) <= PROSE else f"{text[: PROSE // 2]} … {text[-PROSE // 2 :]}"
+        text = prose(text)
         order, whole, own = bool(_ORDER.search(text)), bool(_WHOLE.search(text)), frozenset(terms(text))
         broad = order or whole or bool(_BROAD.search(text))
         months = {f"{number:02}" for number, month in enumerate(_NAMED, 1) if month.search(text)}

@@ -30,6 +30,12 @@ spaces, rarely repeat, so their terms are not cached."""
 PROSE = 4_000
 """Characters read of what a person may have written: the middle of a longer text is usually pasted."""
 
+
+def prose(text: str) -> str:
+    """Text without the middle that is beyond `PROSE` characters."""
+    return text if len(text) <= PROSE else f"{text[: PROSE // 2]}\n…\n{text[-PROSE // 2 :]}"
+
+
 STOPS = frozenset(
     "a about again all also am an and any are as at be because been before being but by can could did do does doing"
     " done during for from further had has have having he her here hers him his how i if in into is it its just let me"

@@ -145,6 +145,12 @@ def test_a_value_that_changes_twice_leads_to_the_last() -> None:
     assert [one.later for one in changes_of(history).of(0, texts[0])] == [texts[2]]
 
 
+def test_a_statement_after_a_long_paste_replaces_an_earlier_one() -> None:
+    old, new = "The locker has the code KX-2842.", "The locker has the code KX-5234."
+    assert changes_in(old, *CHATTER, f"Where is this from? {'x' * 20_000}\n{new}") == [(old, new)]
+    assert changes_in(old, *CHATTER, f"{new}\nAnd this? {'x' * 20_000}") == [(old, new)]
+
+
 def test_an_assistant_does_not_correct_the_user() -> None:
     history = Reader(TokenCounter()).read(
         [user("The opening night is May 3."), assistant("The opening night is May 17."), user("Hm.")]
