@@ -49,6 +49,7 @@ class Approach:
 
 HOMES = {
     "ours": "ours",
+    "ours-unseen": "ours",
     "ours-live": "ours",
     "ours-live-full": "ours",
     "ours-live-bland": "ours",
@@ -80,6 +81,7 @@ HOMES = {
 ONLY = {
     "bm25": {"sets"},
     "bm25-3": {"sets"},
+    "ours-unseen": {"sets"},
     "ours-live": {"lived", "sessions", "compiles", "answers"},
     "ours-live-full": {"sessions"},
     "ours-live-bland": {"lived"},

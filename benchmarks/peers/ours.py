@@ -35,6 +35,14 @@ APPROACHES = (
         dashes=dict.fromkeys(("session", "compiles"), "makes single views and has no session"),
     ),
     Approach(
+        name="ours-unseen",
+        title="context-compiler, weights that never saw the set",
+        setup="the same, its ranking fitted on all other labelled sets",
+        ours=True,
+        view=one_shot,
+        dashes=dict.fromkeys(("session", "compiles"), "makes single views and has no session"),
+    ),
+    Approach(
         name="ours-live",
         title="context-compiler, live agent",
         setup='`ContextCompiler(budget=budget, model="none")`: compiles above half of the budget, the default',

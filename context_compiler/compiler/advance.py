@@ -339,7 +339,7 @@ def freeze(
         tight=selection.limits.tight,
         ratio=selection.limits.ratio,
         config=selection.policy.config,
-        lead=(selection.order.start if selection.order is not None else None) or 0,
+        lead=(selection.order and selection.order.start) or 0,
         why=_reasons(selection.draft, old.why if old else ()),
         rules=text.rules if decided else (),
         size=selection.kept + cost(text.note, selection.counter) + cost(text.quotes, selection.counter),

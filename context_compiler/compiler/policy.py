@@ -50,7 +50,7 @@ the distance between the thresholds, this part is left when a background compile
 SMALL = 16
 """Divisor of the room: what takes less is small."""
 
-SMALL_ROOM = 2_000
+SMALL_ROOM = 1_500
 """Room in tokens below which a live view of tool work is brief. Of no smaller one, a fraction in `recall=` is taken."""
 
 

@@ -29,7 +29,7 @@ NEAR, STRETCH = 3, 8
 SOON = 10
 """Days after a named date within which its closeness falls from 1 to 0."""
 
-LENGTH = 3
+LENGTH = 3.5
 """Excess length of a message, as a logarithm, that costs it as much as all words of the question bring."""
 
 END = 0.5
@@ -237,7 +237,7 @@ BESIDE = (
 """Features of its place and kind, which weigh `LESS`: BM25 of its neighbourhood and of its stretch of the conversation,
 each as a fraction of the best; the speaker, the day, and the kind of message that the question asks for."""
 
-LESS = 0.6
+LESS = 0.7
 """Weight of those features."""
 
 OWN_WORDS = 0.4

@@ -1,0 +1,109 @@
+"""Numbers of the ranking, fitted on all labelled sets but one.
+
+Every pair of a grid is tried: the weight of the features of a message's place and kind, and the length that costs it as
+much as all words bring. The pair that finds most evidence in whole messages by rank, within the smallest budget of each
+set, is taken.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import groupby, product
+from statistics import fmean
+
+from benchmarks import recall
+from benchmarks.data import Data
+from benchmarks.peers.baselines import READER, text
+from context_compiler.recall import Index, Question, ranking
+
+DRAWN = 24
+"""Questions of each set to fit on."""
+LESS, LENGTH = (0.4, 0.5, 0.6, 0.7, 0.8, 1.0), (2.5, 3.0, 3.5, 4.0, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A question to fit on."""
+
+    words: Sequence[float]
+    """Value of the words of every message."""
+    beside: Sequence[float]
+    """Sum of the values of its place and kind."""
+    excess: Sequence[float]
+    """Its excess length."""
+    costs: Sequence[int]
+    """Its tokens."""
+    evidence: frozenset[int]
+    """Positions of messages with evidence."""
+
+    def held(self, less: float, length: float, room: int) -> float:
+        """Compute the share of the evidence among the best messages that fit."""
+        rows = zip(self.words, self.beside, self.excess, strict=True)
+        scores = [words + less * beside - excess / length for words, beside, excess in rows]
+        held = 0
+        for position in sorted(range(len(scores)), key=scores.__getitem__, reverse=True):
+            room -= self.costs[position]
+            if room < 0:
+                break
+            held += position in self.evidence
+        return held / len(self.evidence)
+
+
+@cache
+def samples(name: str, data: Data) -> tuple[Sample, ...]:
+    """Draw questions of a set and compute the features of all messages before them."""
+    data = replace(data, every=1, most=None)
+    asked = [
+        (conversation, question) for conversation in data.conversations(name) for question in conversation.questions
+    ]
+    drawn = random.Random(f"{recall.SEED} fit {name}").sample(asked, min(DRAWN, len(asked)))
+    drawn.sort(key=lambda pair: (pair[0].name, pair[1].stop or 0))
+    samples: list[Sample] = []
+    for _, pairs in groupby(drawn, key=lambda pair: (pair[0].name, pair[1].stop)):
+        (conversation, first), *more = pairs
+        history = READER.read(conversation.messages[: first.stop])
+        index, texts = Index.of(history), [text(message) for message in history.messages]
+        costs = [reading.tokens for reading in history.readings]
+        for question in (first, *(question for _, question in more)):
+            evidence = frozenset(
+                position for position, said in enumerate(texts) if any(one in said for one in question.evidence if one)
+            )
+            if evidence:
+                asked_for = ranking.Asked(index, Question.of(question.text), len(history))
+                none = [0.0] * len(history)
+                values = [list(feature.value(asked_for)) or none for feature in ranking.BESIDE]
+                words = list(ranking.FEATURES[0].value(asked_for)) or none
+                beside = [sum(row) for row in zip(*(column[: len(history)] for column in values), strict=True)]
+                excess = index.excess[: len(history)]
+                samples.append(Sample(words[: len(history)], beside, excess, costs, evidence))
+    return tuple(samples)
+
+
+@cache
+def numbers_without(name: str, data: Data) -> tuple[float, float]:
+    """Fit `LESS` and `LENGTH` of the ranking on all labelled sets but one; without another, they stay."""
+    sets = {other: min(budgets) for other, budgets in data.labelled.items() if other != name}
+    if not sets:
+        return ranking.LESS, ranking.LENGTH
+
+    def quality(numbers: tuple[float, float]) -> float:
+        return fmean(
+            fmean(sample.held(*numbers, room) for sample in samples(other, data)) for other, room in sets.items()
+        )
+
+    return max(product(LESS, LENGTH), key=quality)
+
+
+@contextmanager
+def fitted_without(name: str, data: Data) -> Generator[None]:
+    """Rank with numbers that never saw a set."""
+    usual = ranking.LESS, ranking.LENGTH
+    ranking.LESS, ranking.LENGTH = numbers_without(name, data)
+    try:
+        yield
+    finally:
+        ranking.LESS, ranking.LENGTH = usual
