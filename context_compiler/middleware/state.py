@@ -19,7 +19,7 @@ from context_compiler.compiler.advance import Advance
 from context_compiler.compiler.compile_row import Where
 from context_compiler.compiler.cycle import RAW, Blocks, Cycle, begins
 from context_compiler.compiler.policy import HIGH, LARGE, Floor, Limits, Plan
-from context_compiler.compiler.rules import RuleNote, rules_cost
+from context_compiler.compiler.rules import RuleNote, fitting_rules, rules_cost
 from context_compiler.compiler.steering import NONE, Pin, Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import Inserted, View, sections_of, token_breakdown
@@ -457,13 +457,15 @@ class RequestContext(Plan):
             tool_work=cycle.tool_work if cycle is not None else live and self.tool_work,
             floor=self._floor(cycle) if live else None,
         )
-        return limits.with_rules(min(self._rules_cost, limits.room // LARGE)) if self.rules else limits
+        most = limits.room // LARGE
+        return (
+            limits.with_rules(min(self._rules_cost, most)) if fitting_rules(self.rules, most, self.counter) else limits
+        )
 
     def _floor(self, cycle: Cycle | None) -> Floor:
         """Tokens that no threshold may remove, with pins."""
-        pins = self.pinned(self.policy.budget)
-        cut = self.request.fixed + cycle.size if cycle is not None and cycle.size else 0
-        return self.floor(sum(self.history.readings[index].tokens for index in pins), cut)
+        kept = sum(self.history.readings[index].tokens for index in self.pinned(self.policy.budget))
+        return self.floor(kept, self.request.fixed + cycle.size if cycle is not None and cycle.size else 0)
 
     @property
     def is_paused(self) -> bool:

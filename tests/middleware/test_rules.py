@@ -156,6 +156,18 @@ async def test_rules_that_do_not_fit_are_on_the_record_and_reported_once() -> No
     talk.assert_within(budget=500, pairs=True)
 
 
+@pytest.mark.parametrize("budget", [144, 150, 156, 162])
+async def test_no_room_is_kept_for_rules_of_which_none_fits(budget: int) -> None:
+    def look(path: str) -> str:
+        return prose(3, 60)
+
+    script = [*["Noted."] * 12, [("look", {"path": path}) for path in "abc"], "Done."]
+    talk, prompt = Talk(budget=budget, script=script, tools=[look], recall=0), f"What about OPS-640? {prose(2, 12)}"
+    await talk.hear(f"{GIVEN[5]} {GIVEN[3]}")
+    await talk.small_talk(11)
+    assert prompt in await talk.hear(prompt)
+
+
 async def test_detection_can_be_switched_off() -> None:
     talk = Talk(detect_rules=False, recall=0)
     await talk.hear(GIVEN[0])
