@@ -434,11 +434,6 @@ class RequestContext(Plan):
         """Rules in the history, continued from those of the previous request if possible."""
         return find_rules(self.history, self.compiler.rules)
 
-    @cached_property
-    def _rules_cost(self) -> int:
-        """Exact tokens of all rules in force as a view lists them."""
-        return rules_cost([rule.text for rule in self.rules], self.counter)
-
     def limits(self, cycle: Cycle | None = None) -> Limits:
         """Budget and thresholds, by the ratio that the cycle froze, or by the learned ratio if that is larger.
 
@@ -458,9 +453,9 @@ class RequestContext(Plan):
             floor=self._floor(cycle) if live else None,
         )
         most = limits.room // LARGE
-        return (
-            limits.with_rules(min(self._rules_cost, most)) if fitting_rules(self.rules, most, self.counter) else limits
-        )
+        if not fitting_rules(self.rules, most, self.counter):
+            return limits
+        return limits.with_rules(min(most, rules_cost([rule.text for rule in self.rules], self.counter)))
 
     def _floor(self, cycle: Cycle | None) -> Floor:
         """Tokens that no threshold may remove, with pins."""
