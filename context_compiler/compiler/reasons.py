@@ -23,10 +23,8 @@ class StepInfo:
     effect: str
     """`DROPS` or `SHORTENS`."""
 
-    @property
-    def number(self) -> int:
-        """Place in the cut order, from 1; 0 for a cut outside of it."""
-        return 1 + CUT_ORDER.index(self.name) if self.name in CUT_ORDER else 0
+    number: int
+    """Place in the cut order, from 1; 0 for a cut outside of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,56 +55,57 @@ CUT_ORDER = (
 )
 """Names of the steps of the cut order; those of the summary cut no message."""
 
-_OLDER = StepInfo("drop older turns", DROPS)
-_RECENT = StepInfo("drop recent turns", DROPS)
-_ACTIVE = StepInfo("drop tool exchanges of this turn", DROPS)
-_TRUNCATION = StepInfo("truncate what is left, harder each time", SHORTENS)
+
+def _step(name: str, effect: str) -> StepInfo:
+    return StepInfo(name, effect, CUT_ORDER.index(name) + 1 if name in CUT_ORDER else 0)
+
+
+_OLDER = _step("drop older turns", DROPS)
+_RECENT = _step("drop recent turns", DROPS)
+_ACTIVE = _step("drop tool exchanges of this turn", DROPS)
+_TRUNCATION = _step("truncate what is left, harder each time", SHORTENS)
 _LAST_RESORT = "last resort: only the last exchange is sent"
 
-OVERSIZED_PROMPT = Reason(
-    "a prompt larger than the budget", StepInfo("shorten prompts larger than the budget", SHORTENS)
-)
+OVERSIZED_PROMPT = Reason("a prompt larger than the budget", _step("shorten prompts larger than the budget", SHORTENS))
 OVERSIZED_SYSTEM_TEXT = Reason(
     "system text that would fill the budget alone",
-    StepInfo("shorten system text that would fill the budget alone", SHORTENS),
+    _step("shorten system text that would fill the budget alone", SHORTENS),
 )
 LARGE_PART = Reason(
-    "a part above a quarter of the budget", StepInfo("shorten parts above a quarter of the room", SHORTENS)
+    "a part above a quarter of the budget", _step("shorten parts above a quarter of the room", SHORTENS)
 )
 EARLIER_TURN = Reason("an earlier turn", _OLDER)
 BEFORE_LAST_TURN = Reason("older than what was then the last turn", _OLDER)
 BEFORE_LAST_TURNS = Reason("older than what were then the last {turns} turns", _OLDER)
 OLDEST_TURN = Reason("one of the oldest turns, which go first", _OLDER)
-STUB = Reason("tool exchange as a stub", StepInfo("shorten tool exchanges of earlier turns", SHORTENS))
+STUB = Reason("tool exchange as a stub", _step("shorten tool exchanges of earlier turns", SHORTENS))
 RECENT_TURN = Reason("recent turn, over budget", _RECENT)
 RECENT_TURN_AHEAD = Reason("recent turn, over the threshold", _RECENT)
-ACTIVE_STUB = Reason("tool exchange of this turn as a stub", StepInfo("shorten tool exchanges of this turn", SHORTENS))
-NEWEST_EXCHANGE = Reason("newest tool exchange, over budget", StepInfo("truncate the newest tool exchange", SHORTENS))
+ACTIVE_STUB = Reason("tool exchange of this turn as a stub", _step("shorten tool exchanges of this turn", SHORTENS))
+NEWEST_EXCHANGE = Reason("newest tool exchange, over budget", _step("truncate the newest tool exchange", SHORTENS))
 ACTIVE_EXCHANGE = Reason("tool exchange of this turn, over budget", _ACTIVE)
 ACTIVE_EXCHANGE_AHEAD = Reason("tool exchange of this turn, over the threshold", _ACTIVE)
 ACTIVE_EXCHANGE_ORDERED = Reason("tool exchange of this turn, by order", _ACTIVE)
-PIN_WAITS = Reason("pinned, over budget", StepInfo("drop pinned messages", DROPS))
+PIN_WAITS = Reason("pinned, over budget", _step("drop pinned messages", DROPS))
 TRUNCATION = Reason("clamped to fit", _TRUNCATION)
-NOT_TRUNCATABLE = Reason("cannot be shortened, over budget", StepInfo("drop what truncation cannot shorten", SHORTENS))
-EARLIER_PROMPT = Reason(
-    "earlier prompt of this turn, over budget", StepInfo("drop earlier prompts of this turn", DROPS)
-)
+NOT_TRUNCATABLE = Reason("cannot be shortened, over budget", _step("drop what truncation cannot shorten", SHORTENS))
+EARLIER_PROMPT = Reason("earlier prompt of this turn, over budget", _step("drop earlier prompts of this turn", DROPS))
 SMALL_PROMPT = Reason(
     "a prompt below a quarter of the room, over budget",
-    StepInfo("shorten prompts to less than a quarter of the room", SHORTENS),
+    _step("shorten prompts to less than a quarter of the room", SHORTENS),
 )
-SYSTEM_TEXT = Reason("system text, over budget", StepInfo("shorten the system text of others", SHORTENS))
-TURNS_ORDERED = Reason("summarised from here on", StepInfo("summarise from a turn on, by hand", DROPS))
+SYSTEM_TEXT = Reason("system text, over budget", _step("shorten the system text of others", SHORTENS))
+TURNS_ORDERED = Reason("summarised from here on", _step("summarise from a turn on, by hand", DROPS))
 BROKEN = Reason(
     "broken: a call without its answer, or an answer without its call",
-    StepInfo("leave out half of a tool exchange", DROPS),
+    _step("leave out half of a tool exchange", DROPS),
 )
-LAST_RESORT = Reason(_LAST_RESORT, StepInfo("send the last exchange alone", DROPS))
+LAST_RESORT = Reason(_LAST_RESORT, _step("send the last exchange alone", DROPS))
 LAST_RESORT_TRUNCATION = Reason(f"{TRUNCATION.text}, {_LAST_RESORT}", _TRUNCATION)
 AFTER_LAST_REQUEST = Reason(
-    "after the last request: a view ends with it", StepInfo("a view ends with the last request", DROPS)
+    "after the last request: a view ends with it", _step("a view ends with the last request", DROPS)
 )
-_RULES = StepInfo("list the rules of the conversation, the newest that fit", DROPS)
+_RULES = _step("list the rules of the conversation, the newest that fit", DROPS)
 RULE_BEYOND_SHARE = Reason("a rule, beyond the {tokens} tokens for rules", _RULES)
 RULE_OVER_BUDGET = Reason("a rule, over budget", _RULES)
 

@@ -18,6 +18,7 @@ from typing import TypeVar
 from pydantic_ai.models import Model
 
 from context_compiler.compiler.cut_order import Selection
+from context_compiler.compiler.policy import LARGE
 from context_compiler.errors import CompileError
 from context_compiler.messages.failures import reflection_section
 from context_compiler.messages.fences import fence, neutralize
@@ -391,7 +392,7 @@ def reason_for_no_model(selection: Selection, turn: int) -> str | None:
         return f"the summary may have only {cap} tokens; below {TOO_SMALL}, no model is asked"
     if asked:
         few = f"there is room for a summary of only {selection.reserve} tokens"
-        return few if selection.reserve < TOO_SMALL else None
+        return few if selection.reserve < TOO_SMALL // LARGE else None
     cost = sum(selection.history.readings[index].tokens for index in selection.span)
     if cost < max(selection.limits.room // 10, cap):
         return f"only {cost} tokens are new"

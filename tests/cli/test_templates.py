@@ -49,7 +49,7 @@ def test_a_template_is_shown_with_the_budgets_of_its_sections(cc: Command, own: 
         "---\nsections:\n  topic: {priority: 1, budget: 90}\n  plan: {priority: 2}\n---\nHello.\n"
     )
     said = cc("templates", "show", "plan").out
-    assert "topic: priority 1, at most 90 tokens; plan: priority 2, at most 400 tokens, the default\n" in said
+    assert "topic: priority 1, at most 90 tokens; plan: priority 2, at most 4,000 tokens, the default\n" in said
 
 
 def test_a_placeholder_that_is_always_empty_is_a_warning_with_its_line(cc: Command, own: Path) -> None:

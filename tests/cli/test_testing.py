@@ -200,7 +200,7 @@ def test_a_request_that_lacks_a_text_becomes_a_test_in_one_command(cc: Command, 
 
 def test_an_exported_request_lacks_the_rules_and_values_that_the_record_finds(cc: Command, tmp_path: Path) -> None:
     session(tmp_path / "record.db")
-    said = cc("views", "export", "32", "--db", "record.db", "--out", "test_case.py", "--json")
+    said = cc("views", "export", "30", "--db", "record.db", "--out", "test_case.py", "--json")
     lacking = [claim["arguments"][0] for claim in said.json["claims"]]
     assert lacking and not any(claim["holds"] for claim in said.json["claims"])
     assert not any(RULE in text or "4111 1111" in text for text in lacking)

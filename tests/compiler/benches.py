@@ -33,7 +33,7 @@ def bench(
 
 
 def reason(text: str) -> Reason:
-    return Reason(text, StepInfo("cut something", DROPS))
+    return Reason(text, StepInfo("cut something", DROPS, 0))
 
 
 def climb(on: Draft, rung: Rung) -> list[str]:

@@ -86,7 +86,7 @@ def histories(
         max_steps: Tool steps of one turn at most.
         broken: With unanswered, late, repeated and orphaned results, ids used again, lost answers, and
             provider's own calls without their returns. False: every pair is whole.
-        wire: Only what a provider takes: no blank prompts, no parts from the future, no files to download.
+        wire: Only what a provider takes: no blank prompts, parts from the future, files to download, or ids used again.
         future: With parts of a kind that no host knows; a host's own models fail on these.
         surrogates: Also user texts that cannot be written as UTF-8.
         ends: With what the last request comes: a new prompt, the results of the last calls, or any of both.
@@ -117,7 +117,7 @@ class _Writer:
         self._draw, self._broken, self._surrogates = draw, broken, surrogates
         self._wire, self._future = wire, future
         self._stamped = draw(st.sampled_from(["all", "none", "some"]))
-        self._reuse = broken and draw(st.booleans())
+        self._reuse = broken and not wire and draw(st.booleans())
         self._ids = 0
         self._run: dict[str, Any] = {}
         self._late: list[ToolCallPart] = []
