@@ -86,7 +86,8 @@ def histories(
         max_steps: Tool steps of one turn at most.
         broken: With unanswered, late, repeated and orphaned results, ids used again, lost answers, and
             provider's own calls without their returns. False: every pair is whole.
-        wire: Only what a provider takes: no blank prompts, parts from the future, files to download, or ids used again.
+        wire: Only what a provider takes: no blank prompts, parts from the future, files to download, ids used
+            again, or results that come late.
         future: With parts of a kind that no host knows; a host's own models fail on these.
         surrogates: Also user texts that cannot be written as UTF-8.
         ends: With what the last request comes: a new prompt, the results of the last calls, or any of both.
@@ -161,7 +162,7 @@ class _Writer:
                 returned += given
                 self._spent += given[:1]
                 returned += given[:1] if fate == "twice" and self._broken and not whole else []
-            elif fate == "late":
+            elif fate == "late" and not self._wire:
                 self._late.append(made)
         if self._sometimes(8):
             returned.append(self._control())
