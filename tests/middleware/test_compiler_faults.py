@@ -47,7 +47,7 @@ async def test_a_failing_compiler_fails_no_run(case: str, way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_quotes_take_the_place_of_a_summary_that_takes_too_long(way: str) -> None:
-    faulty = Faulty(Notes(seconds=30), timeout=0.05)
+    faulty = Faulty(Notes(seconds=30), timeout=0.3)
     done = await WAYS[way](faulty.agent, "and now?", message_history=faulty.history)
     assert done.output == "done"
     assert faulty.kinds == ["CompileError"] and faulty.statuses == ["compiled"]
