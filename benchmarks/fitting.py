@@ -21,29 +21,27 @@ from benchmarks.peers.baselines import READER, text
 from context_compiler.recall import Index, Question, ranking
 
 DRAWN = 24
-"""Questions of each set to fit on."""
+"""Questions of each set."""
 LESS, LENGTH = (0.4, 0.5, 0.6, 0.7, 0.8, 1.0), (2.5, 3.0, 3.5, 4.0, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A question to fit on."""
+    """A question with the messages before it."""
 
-    words: Sequence[float]
-    """Value of the words of every message."""
-    beside: Sequence[float]
-    """Sum of the values of its place and kind."""
-    excess: Sequence[float]
-    """Its excess length."""
+    values: tuple[tuple[float, ...], ...]
+    """Value of every message, by feature."""
     costs: Sequence[int]
-    """Its tokens."""
+    """Tokens of every message."""
     evidence: frozenset[int]
     """Positions of messages with evidence."""
 
-    def held(self, less: float, length: float, room: int) -> float:
+    def held(self, weights: Sequence[float], room: int) -> float:
         """Compute the share of the evidence among the best messages that fit."""
-        rows = zip(self.words, self.beside, self.excess, strict=True)
-        scores = [words + less * beside - excess / length for words, beside, excess in rows]
+        scores = [0.0] * len(self.costs)
+        for weight, values in zip(weights, self.values, strict=True):
+            if weight and values:
+                scores = [score + weight * value for score, value in zip(scores, values, strict=True)]
         held = 0
         for position in sorted(range(len(scores)), key=scores.__getitem__, reverse=True):
             room -= self.costs[position]
@@ -53,13 +51,22 @@ class Sample:
         return held / len(self.evidence)
 
 
+def features() -> tuple[ranking.Feature, ...]:
+    """Features of a message, in the order of a sample's values."""
+    return *ranking.FEATURES, *ranking.BESIDE
+
+
+def weights(less: float, length: float) -> list[float]:
+    """Weights of `features()`. A multiple of brevity ranks as another `LENGTH` does."""
+    alone = {"words": 1.0, "brevity": ranking.LENGTH / length}
+    return [alone.get(feature.name, less) for feature in features()]
+
+
 @cache
 def samples(name: str, data: Data) -> tuple[Sample, ...]:
     """Draw questions of a set and compute the features of all messages before them."""
     data = replace(data, every=1, most=None)
-    asked = [
-        (conversation, question) for conversation in data.conversations(name) for question in conversation.questions
-    ]
+    asked = [(chat, question) for chat in data.conversations(name) for question in chat.questions]
     drawn = random.Random(f"{recall.SEED} fit {name}").sample(asked, min(DRAWN, len(asked)))
     drawn.sort(key=lambda pair: (pair[0].name, pair[1].stop or 0))
     samples: list[Sample] = []
@@ -73,13 +80,9 @@ def samples(name: str, data: Data) -> tuple[Sample, ...]:
                 position for position, said in enumerate(texts) if any(one in said for one in question.evidence if one)
             )
             if evidence:
-                asked_for = ranking.Asked(index, Question.of(question.text), len(history))
-                none = [0.0] * len(history)
-                values = [list(feature.value(asked_for)) or none for feature in ranking.BESIDE]
-                words = list(ranking.FEATURES[0].value(asked_for)) or none
-                beside = [sum(row) for row in zip(*(column[: len(history)] for column in values), strict=True)]
-                excess = index.excess[: len(history)]
-                samples.append(Sample(words[: len(history)], beside, excess, costs, evidence))
+                place = ranking.Asked(index, Question.of(question.text), len(history))
+                values = tuple(tuple(feature.value(place))[: len(history)] for feature in features())
+                samples.append(Sample(values, costs, evidence))
     return tuple(samples)
 
 
@@ -91,9 +94,8 @@ def numbers_without(name: str, data: Data) -> tuple[float, float]:
         return ranking.LESS, ranking.LENGTH
 
     def quality(numbers: tuple[float, float]) -> float:
-        return fmean(
-            fmean(sample.held(*numbers, room) for sample in samples(other, data)) for other, room in sets.items()
-        )
+        own = weights(*numbers)
+        return fmean(fmean(sample.held(own, room) for sample in samples(other, data)) for other, room in sets.items())
 
     return max(product(LESS, LENGTH), key=quality)
 

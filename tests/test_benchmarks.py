@@ -418,7 +418,8 @@ def test_the_ranking_is_fitted_without_the_set_that_it_is_measured_on() -> None:
         fitted = ranking.LESS, ranking.LENGTH
         assert fitted == fitting.numbers_without("unseen", data) != usual
     assert (ranking.LESS, ranking.LENGTH) == usual
-    held = [fmean(sample.held(*own, 100) for sample in fitting.samples("seen", data)) for own in (fitted, (-9, 2.5))]
+    drawn = fitting.samples("seen", data)
+    held = [fmean(sample.held(fitting.weights(*own), 100) for sample in drawn) for own in (fitted, (-9, 2.5))]
     assert held[0] > 0.9 > held[1]
 
 

@@ -7,82 +7,25 @@ best that fit is compared. Without a sign, the quotes of a view for which nothin
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from benchmarks import recall
 from benchmarks.approaches import Approach
 from benchmarks.data import GENERATED, LABELLED, Data
+from benchmarks.fitting import features, samples, weights
 from benchmarks.measures import Measure
-from benchmarks.peers.baselines import READER, text
 from benchmarks.peers.ours import one_shot
 from benchmarks.results import Cell, Result
 from benchmarks.tables import markdown
-from context_compiler.recall import Index, Question, ranking, selection
+from context_compiler.recall import ranking, selection
 
 NAME = "ablations"
-DRAWN = 24
-"""Questions of each set."""
 CHATS = 4
 UNASKED = {"locomo": 4_000, "beam-100k": 8_000}
 """Sets of chats, and the budgets of views for which nothing is asked, of the first `CHATS` of each."""
 SIGNS = (selection.CHAT, selection.TALK, selection.BOTH)
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A question with the messages before it."""
-
-    values: tuple[tuple[float, ...], ...]
-    """Value of every message, by feature."""
-    costs: Sequence[int]
-    """Tokens of every message."""
-    evidence: frozenset[int]
-    """Positions of messages with evidence."""
-
-    def found(self, room: int, without: int | None) -> float:
-        """Compute the share of the evidence among the best messages that fit, without the feature of that number."""
-        scores = [0.0] * len(self.costs)
-        for number, values in enumerate(self.values):
-            if values and number != without:
-                weight = 1 if number < len(ranking.FEATURES) else ranking.LESS
-                scores = [score + weight * value for score, value in zip(scores, values, strict=True)]
-        held = 0
-        for at in sorted(range(len(scores)), key=scores.__getitem__, reverse=True):
-            room -= self.costs[at]
-            if room < 0:
-                break
-            held += at in self.evidence
-        return held / len(self.evidence)
-
-
-def samples(name: str, data: Data) -> Iterator[Sample]:
-    """Draw questions of a set and compute the features of all messages before them."""
-    data = replace(data, every=1, most=None)
-    asked = [(one, question) for one in data.conversations(name) for question in one.questions]
-    drawn = random.Random(f"{recall.SEED} fit {name}").sample(asked, min(DRAWN, len(asked)))
-    drawn.sort(key=lambda pair: (pair[0].name, pair[1].stop or 0))
-    for _, pairs in groupby(drawn, key=lambda pair: (pair[0].name, pair[1].stop)):
-        (conversation, first), *more = pairs
-        history = READER.read(conversation.messages[: first.stop])
-        index, texts = Index.of(history), [text(message) for message in history.messages]
-        costs = [reading.tokens for reading in history.readings]
-        for question in (first, *(one for _, one in more)):
-            evidence = frozenset(
-                at for at, said in enumerate(texts) if any(one in said for one in question.evidence if one)
-            )
-            if evidence:
-                place = ranking.Asked(index, Question.of(question.text), len(history))
-                values = tuple(tuple(feature.value(place))[: len(history)] for feature in _features())
-                yield Sample(values, costs, evidence)
-
-
-def _features() -> tuple[ranking.Feature, ...]:
-    return *ranking.FEATURES, *ranking.BESIDE
 
 
 def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
@@ -93,13 +36,12 @@ def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
 
 def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
     """Measure the points that each feature, and in chats each sign, adds."""
-    drawn = [*samples(cell.data, data)]
-    whole = fmean(one.found(cell.budget, None) for one in drawn)
-    features = {
-        feature.name: 100 * (whole - fmean(one.found(cell.budget, number) for one in drawn))
-        for number, feature in enumerate(_features())
-    }
-    return {"n": len(drawn), "features": features, "signs": _signs(cell.data, data) if cell.data in UNASKED else {}}
+    drawn, usual = samples(cell.data, data), weights(ranking.LESS, ranking.LENGTH)
+    whole, lost = fmean(sample.held(usual, cell.budget) for sample in drawn), dict[str, float]()
+    for number, feature in enumerate(features()):
+        rest = [*usual[:number], 0.0, *usual[number + 1 :]]
+        lost[feature.name] = 100 * (whole - fmean(sample.held(rest, cell.budget) for sample in drawn))
+    return {"n": len(drawn), "features": lost, "signs": _signs(cell.data, data) if cell.data in UNASKED else {}}
 
 
 def _signs(name: str, data: Data) -> dict[str, float]:
