@@ -453,9 +453,12 @@ class RequestContext(Plan):
             floor=self._floor(cycle) if live else None,
         )
         most = limits.room // LARGE
-        if not fitting_rules(self.rules, most, self.counter):
-            return limits
-        return limits.with_rules(min(most, rules_cost([rule.text for rule in self.rules], self.counter)))
+        reserved = self._rules_cost <= most or fitting_rules(self.rules, most, self.counter)
+        return limits.with_rules(min(most, self._rules_cost)) if reserved else limits
+
+    @cached_property
+    def _rules_cost(self) -> int:
+        return rules_cost([rule.text for rule in self.rules], self.counter)
 
     def _floor(self, cycle: Cycle | None) -> Floor:
         """Tokens that no threshold may remove, with pins."""
