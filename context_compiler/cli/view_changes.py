@@ -45,10 +45,10 @@ from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.messages.bodies import load_messages, message_body
 from context_compiler.messages.history import Reader
-from context_compiler.middleware.again import compile_again, fixed_tokens
+from context_compiler.middleware.again import compile_again
 from context_compiler.middleware.verdict import Verdict, recorded_verdict
 from context_compiler.paths import vault_of
-from context_compiler.record.values import Record
+from context_compiler.record.values import Record, fixed_tokens
 from context_compiler.settings import Amount
 from context_compiler.tokens import TokenCounter
 

@@ -7,12 +7,12 @@ from importlib import import_module
 from typing import Any, cast
 
 from context_compiler.cli.screen import Column, Screen
-from context_compiler.cli.show import TOKEN_COLUMNS, print_messages, read_recorded, token_rows
+from context_compiler.cli.show import ABOUT, TOKEN_COLUMNS, print_messages, size_recorded, token_rows
 from context_compiler.cli.text import first_word, number, plural, timestamp
 from context_compiler.cli.views import STATUSES
 from context_compiler.record.costs import compile_cost, request_cost
 from context_compiler.record.totals import IMPORTED
-from context_compiler.record.values import Record, Tool
+from context_compiler.record.values import Record, Tool, message_tokens
 from context_compiler.tokens import TokenCounter
 from context_compiler.tokens.prices import NANO_USD, dollars
 
@@ -40,10 +40,10 @@ def print_view(screen: Screen, record: Record, bodies: Sequence[bytes], *, raw: 
     raw = raw or record.status.startswith(IMPORTED)
     if not raw:
         _print_ledger(screen, record, every=every or not screen.rich)
-    history = read_recorded(bodies)
+    tokens = message_tokens(record, raw=raw)
     what = "Raw history" if raw else "Messages as sent"
-    screen.heading(f"{what}: {len(history)}, {number(history.tokens)} tokens")
-    print_messages(screen, history)
+    screen.heading(f"{what}: {len(bodies)}, {number(tokens)} tokens")
+    print_messages(screen, size_recorded(bodies, tokens), about=ABOUT)
 
 
 def print_tools(screen: Screen, tools: Sequence[Tool]) -> None:

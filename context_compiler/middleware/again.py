@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from pydantic_ai.messages import ModelMessage
 
@@ -14,19 +14,8 @@ from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.middleware.one_shot import compile_view
 from context_compiler.middleware.replay import LiveSession
 from context_compiler.record.store import Store
-from context_compiler.record.values import Record
 from context_compiler.settings import Amount
 from context_compiler.template import Template
-
-FIXED = "instructions and schemas"
-"""Section of a ledger for what is in every request of an agent, whatever its view."""
-
-
-def fixed_tokens(record: Record) -> int:
-    """Tokens of the instructions and tools of a recorded request, which a view does not change."""
-    sections = record.ledger.get("tokens")
-    given = cast("Mapping[str, object]", sections).get(FIXED) if isinstance(sections, Mapping) else None
-    return given if isinstance(given, int) else 0
 
 
 async def compile_again(

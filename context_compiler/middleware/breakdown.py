@@ -14,7 +14,7 @@ from context_compiler.layers.context import with_layer_tokens
 from context_compiler.messages.history import History
 from context_compiler.messages.rules import Rule
 from context_compiler.middleware.state import ListedDrops, RequestContext
-from context_compiler.record.values import Drop, by_reason
+from context_compiler.record.values import FIXED, Drop, by_reason
 
 
 def ledger_of(
@@ -79,4 +79,4 @@ def _sections(
     texts, layers = blocks.texts().values() if blocks else (), context.request.layers
     sections = sections_of(cycle, sent, context.counter, texts, [note.text for note in notes])
     sections = with_layer_tokens(sections, layers) if layers.text else sections
-    return sections if context.host is None else {"instructions and schemas": context.request.overhead, **sections}
+    return sections if context.host is None else {FIXED: context.request.overhead, **sections}

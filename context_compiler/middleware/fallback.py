@@ -36,7 +36,7 @@ from context_compiler.middleware.respond import (
 )
 from context_compiler.middleware.rule_check import lost_drops
 from context_compiler.middleware.state import EMPTY, CompilerState, RequestContext, Result, Run, read_request
-from context_compiler.record.values import Drop, by_reason
+from context_compiler.record.values import FIXED, Drop, by_reason
 from context_compiler.resilience import attempt, try_await
 
 Read = Callable[[], RequestContext]
@@ -142,7 +142,7 @@ def _bare_result(
     (budget, allowed), messages = ceiling, list(kept.values())
     raw = attempt(lambda: compiler.reader.read(request.messages)).value or EMPTY
     sent = attempt(lambda: compiler.reader.read(messages)).value or EMPTY
-    sections = {"instructions and schemas": request.overhead, "messages": sent.tokens}
+    sections = {FIXED: request.overhead, "messages": sent.tokens}
     cost = request.overhead + sent.tokens
     rules = attempt(lambda: find_rules(raw)).value if compiler.arguments.detect_rules else None
     lost = absent_rules(rules_of(raw, request.rules, run.steering, rules or Found()), sent)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, UserPromptPart
 from pydantic_ai.models import Model
@@ -25,7 +24,7 @@ from context_compiler.middleware.request import Host, Request, named_scope
 from context_compiler.middleware.respond import assemble_view
 from context_compiler.middleware.state import CompilerState, RequestContext, Run, read_request
 from context_compiler.record.database import Moment
-from context_compiler.record.values import Record
+from context_compiler.record.values import Record, fixed_tokens
 from context_compiler.tokens import Ratios
 
 PROMPT, EXCERPT = 400, 80
@@ -252,7 +251,6 @@ def _without_open_prompt(messages: list[ModelMessage]) -> list[ModelMessage]:
 
 def _recorded_request(arguments: Arguments, session: str, newest: Record | None) -> Request:
     """The next request of a conversation, as far as the record shows it."""
-    ledger = cast("Mapping[str, Any]", newest.ledger if newest is not None else {})
-    overhead = int(ledger.get("tokens", {}).get("instructions and schemas", 0))
+    overhead = 0 if newest is None else fixed_tokens(newest)
     rules = tuple(rule for rule in arguments.rules if isinstance(rule, str))
     return Request(messages=[], rules=rules, session_id=session, scope=named_scope(session), overhead=overhead)

@@ -13,9 +13,9 @@ from context_compiler.compiler.policy import HIGH
 from context_compiler.errors import TemplateError
 from context_compiler.fidelity import Fidelity
 from context_compiler.messages.history import reader_of, searchable
-from context_compiler.middleware.again import compile_again, fixed_tokens
+from context_compiler.middleware.again import compile_again
 from context_compiler.record.browse import RequestRow
-from context_compiler.record.values import Record
+from context_compiler.record.values import Record, fixed_tokens
 from context_compiler.resilience import try_await
 from context_compiler.template import TemplateLibrary
 from context_compiler.tokens import as_counter

@@ -32,7 +32,7 @@ from context_compiler.middleware.arguments import SHIPPED, Arguments
 from context_compiler.middleware.request import Host, Request, is_long
 from context_compiler.middleware.writer import answer_room
 from context_compiler.record.database import Moment
-from context_compiler.record.values import Compile, Drop
+from context_compiler.record.values import FIXED, Compile, Drop
 from context_compiler.resilience import TimeLimit, attempt
 from context_compiler.settings import Settings
 from context_compiler.tokens import Ratios, TokenCounter, as_counter
@@ -104,7 +104,7 @@ class Result:
     @classmethod
     def unchanged(cls, request: Request, history: History, ratio: float, counter: TokenCounter) -> Result:
         """Result for a request that is sent unchanged, however long it is; it has no budget."""
-        sections = {"instructions and schemas": request.overhead, **sections_of(RAW, history, counter)}
+        sections = {FIXED: request.overhead, **sections_of(RAW, history, counter)}
         view = View(
             messages=request.messages,
             tokens=history.tokens,

@@ -20,10 +20,9 @@ from pydantic_ai.models import ModelRequestContext
 from context_compiler.compiler.metrics import CACHED, FRESH, Sent, broken_pairs
 from context_compiler.compiler.policy import DEFAULT_BUDGET
 from context_compiler.messages.history import Reader
-from context_compiler.middleware.again import fixed_tokens
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.middleware.replay import LiveSession, PlainSession, Seen, replay, request_points
-from context_compiler.record.values import Record, input_price
+from context_compiler.record.values import Record, fixed_tokens, input_price
 from context_compiler.settings import Amount
 from context_compiler.tokens.prices import dollars, price_of
 

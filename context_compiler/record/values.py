@@ -241,6 +241,23 @@ def input_price(record: Record) -> InputPrice:
     )
 
 
+FIXED = "instructions and schemas"
+"""Section of a ledger for what is in every request of an agent, whatever its view."""
+
+
+def fixed_tokens(record: Record) -> int:
+    """Tokens of the instructions and tools of a recorded request, which a view does not change."""
+    sections = record.ledger.get("tokens")
+    given = cast("Mapping[str, object]", sections).get(FIXED) if isinstance(sections, Mapping) else None
+    return given if isinstance(given, int) else 0
+
+
+def message_tokens(record: Record, *, raw: bool) -> int:
+    """Tokens of the messages of a request, by this package's counter: as sent, or before (`raw`)."""
+    total = record.tokens_raw if raw else record.tokens_sent
+    return max(0, round(total / record.ratio) - fixed_tokens(record))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
     """A tool or output schema, as sent to the model provider."""

@@ -15,12 +15,11 @@ from pydantic_ai.messages import ModelMessage, ModelResponse
 from context_compiler.errors import ContextCompilerError, StoreError
 from context_compiler.messages.bodies import load_messages, message_body
 from context_compiler.messages.importers import read_transcripts
-from context_compiler.middleware.again import fixed_tokens
 from context_compiler.record import browse
 from context_compiler.record.browse import Row
 from context_compiler.record.database import Database
 from context_compiler.record.store import open_place
-from context_compiler.record.values import Record
+from context_compiler.record.values import Record, fixed_tokens
 from context_compiler.testing.conversation import Conversation
 from context_compiler.testing.live_runs import run_sync
 from context_compiler.testing.request import READER, Request, flat

@@ -20,11 +20,11 @@ from context_compiler.ids import blob_id
 from context_compiler.messages.bodies import message_body
 from context_compiler.messages.display import Bar, ShownMessage, bars
 from context_compiler.messages.history import Reader, reader_of
-from context_compiler.middleware.again import FIXED, compile_again, fixed_tokens
+from context_compiler.middleware.again import compile_again
 from context_compiler.record import browse
 from context_compiler.record.browse import RequestRow
 from context_compiler.record.database import Database
-from context_compiler.record.values import Record
+from context_compiler.record.values import FIXED, Record, fixed_tokens
 from context_compiler.template import Template
 from context_compiler.tokens import as_counter
 from context_compiler.web.data import PAGE, Inspector, Pages, RequestHeader, header_of

@@ -13,7 +13,6 @@ from context_compiler.compiler.policy import DEFAULT_BUDGET
 from context_compiler.compiler.references import ReferenceRecall
 from context_compiler.compiler.trace import NotFound, request_of, session_of
 from context_compiler.messages.history import reader_of
-from context_compiler.middleware.again import fixed_tokens
 from context_compiler.middleware.replay import LiveSession, replay, request_points
 from context_compiler.middleware.verdict import (
     RECALLS,
@@ -27,7 +26,7 @@ from context_compiler.middleware.verdict import (
 from context_compiler.record import browse
 from context_compiler.record.browse import SessionRow
 from context_compiler.record.database import Database
-from context_compiler.record.values import Record, input_price
+from context_compiler.record.values import Record, fixed_tokens, input_price
 from context_compiler.settings import Amount
 from context_compiler.tokens import as_counter
 from context_compiler.tokens.prices import price_of

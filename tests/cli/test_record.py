@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,6 +127,16 @@ def test_the_raw_history_of_a_view_is_the_history_at_its_request(recorded: Comma
     said = [[part.get("content") for part in message["parts"]] for message in shown]
     assert said == [[part.get("content") for part in message["parts"]] for message in raw]
     assert "Raw history: 105" in recorded("views", "show", 1, "--raw").out
+
+
+@pytest.mark.parametrize("which", [(), ("--raw",)])
+def test_sizes_of_messages_share_the_tokens_of_the_request(recorded: Command, which: tuple[str, ...]) -> None:
+    said = recorded("views", "show", 1, *which).out
+    total = re.search(r"^(?:Raw history|Messages as sent): [\d,]+, ([\d,]+) tokens$", said, re.MULTILINE)
+    sizes = re.findall(r"^\d+ (?:system|user|assistant|tool|notes) · ~([\d,]+) tokens", said, re.MULTILINE)
+    assert total is not None and len(sizes) > 3
+    asked = int(total[1].replace(",", ""))
+    assert abs(sum(int(size.replace(",", "")) for size in sizes) - asked) <= len(sizes) + asked / 100
 
 
 def test_a_view_without_content_shows_why_it_has_none(cc: Command, tmp_path: Path) -> None:
