@@ -165,7 +165,8 @@ async def rewritten(case: Case) -> None:
         if not record:
             for file in case.folder.glob("context.db*"):
                 file.unlink()
-    unexpected = [notice for notice in notices if "are unusable" not in notice]  # its answers are no summaries
+    known = ("are unusable", "(record_timeout)")  # its answers are no summaries; a busy machine is no fault
+    unexpected = [notice for notice in notices if not any(words in notice for words in known)]
     case.check(not unexpected, "unexpected errors", lambda: str(unexpected[:2]))
 
 

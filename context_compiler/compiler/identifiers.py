@@ -24,7 +24,6 @@ from context_compiler.messages.tool_lines import call_line
 from context_compiler.messages.turns import Place, calls_of_results
 from context_compiler.recall import changes_of
 from context_compiler.recall.passages import MIN_QUOTE, WIDTH
-from context_compiler.recall.terms import MAX_TERM
 from context_compiler.tokens import TokenCounter
 
 ARGUMENTS = frozenset({Sort.ID, Sort.PATH, Sort.URL})
@@ -33,15 +32,15 @@ ARGUMENTS = frozenset({Sort.ID, Sort.PATH, Sort.URL})
 SHARE = 0.15
 """Fraction of the room for messages: maximum size of the list if tools are used."""
 
-NEAR = 1
-"""Words quoted on each side of an identifier."""
+CLAUSE = 60
+"""Maximum number of characters that are quoted on each side of an identifier in prose."""
 TRIES = 24
 """Number of consecutive identifiers that may fail to fit; the next failure ends the list."""
 
 AND = "; "
 """Separator of lines that share a label."""
 
-_WORD = re.compile(r"\w[\w.-]*")
+_BREAK = re.compile(r"[.!?;]\s|[。！？；\n|]")
 _SYNTAX = re.compile(r'["{}\[\]]+')
 
 
@@ -225,7 +224,7 @@ class _Part:
         """Piece that quotes a mention too, and the pieces that it replaces."""
         start = mention.specific.offset
         end = start + len(mention.specific.verbatim)
-        wide = _around(self.text, start, end)
+        wide = self._around(start, end)
         old = self.touched(*wide)
         joined = self.pieces[old]
         low, high = min([wide[0], *(one.start for one in joined)]), max([wide[1], *(one.end for one in joined)])
@@ -233,6 +232,13 @@ class _Part:
             at = bisect_left(self.pieces, start, key=lambda piece: piece.start)
             low, high, old = start, end, slice(at, at)
         return old, _Piece(start=low, end=high, tokens=counter.text(self.separator + self.shown(low, high)))
+
+    def _around(self, start: int, end: int) -> tuple[int, int]:
+        """Span to quote for an identifier: its clause in prose, elsewhere from the name of its field."""
+        if self.item.kind in (Kind.USER, Kind.TEXT):
+            return _clause(self.text, start, end)
+        key = field_before(self.text, start)
+        return (key.start() if key else start), end
 
     @property
     def separator(self) -> str:
@@ -344,11 +350,11 @@ class _List:
         return "\n".join(label + AND.join(texts) for label, texts in by_label.items())
 
 
-def _around(text: str, start: int, end: int) -> tuple[int, int]:
-    """Span to quote for an identifier: from the name of its field, else with `NEAR` words on each side."""
-    key = field_before(text, start)
-    if key:
-        return key.start(), end
-    before = list(_WORD.finditer(text, max(0, start - MAX_TERM), start))[-NEAR:]
-    after = list(_WORD.finditer(text, end, min(len(text), end + MAX_TERM)))[:NEAR]
-    return (before[0].start() if before else start), (after[-1].end() if after else end)
+def _clause(text: str, start: int, end: int) -> tuple[int, int]:
+    """Clause around a span, as far as it is within `CLAUSE` characters; then it begins and ends between words."""
+    low, high = max(0, start - CLAUSE), min(len(text), end + CLAUSE)
+    edges = [match.end() for match in _BREAK.finditer(text, low, start)]
+    first = edges[-1] if edges else low and (text.find(" ", low, start) + 1 or start)
+    stop = _BREAK.search(text, end, high)
+    last = stop.start() if stop else high if high == len(text) else max(end, text.rfind(" ", end, high))
+    return first, last

@@ -181,15 +181,13 @@ def _take_mentions(quotation: Quotation, ranks: Sequence[float], after: Mapping[
 
 
 def _prices(ordered: Sequence[Passage], parts: Sequence[Part]) -> list[int]:
-    """Price in tokens of each passage's part: its whole message, or one piece of a tool result.
+    """Tokens of each passage's part, with the labels: its whole message, or one piece of a tool result.
 
-    The whole message counts because half of it is rarely of use. A passage is priced as if it followed another line of
-    the same day: the first of a text with a short label, the others without one.
+    The whole message counts because half of it is rarely of use. Labels count, or greetings would be the cheapest.
     """
     by_part: dict[Part, int] = {}
     for passage, part in zip(ordered, parts, strict=True):
-        price = passage.tokens - (passage.opening + passage.day if passage.first else passage.label)
-        by_part[part] = by_part.get(part, 0) + (price if price > 1 else 1)
+        by_part[part] = by_part.get(part, 0) + passage.tokens
     return [*map(by_part.__getitem__, parts)]
 
 

@@ -77,6 +77,16 @@ async def test_an_identifier_in_a_prompt_is_quoted_with_the_words_around_it() ->
     assert re.search(r"\[(turn )?1 ·? ?.*user\] .*booking is ZFA04Y", quotes(view))
 
 
+async def test_an_identifier_in_an_answer_is_quoted_with_its_clause_and_one_in_a_listing_alone() -> None:
+    answered = f"{words(1, 400)}. The refund went to **account** AC-90417, as you wished. {words(2, 400)}."
+    listing = f"{words(3, 60)}\nsrc/shop/cart.py src/shop/till.py\n{words(4, 60)}"
+    asked = [assistant(call("list", "l")), user(answer("l", listing)), assistant(answered), user("go on")]
+    later = [message for turn in range(30) for message in (user(words(turn, 9)), *looked(turn, "a"), assistant("ok"))]
+    quoted = quotes(await one_shot([user("hello"), *asked, *later], 900))
+    assert re.search(r"assistant\] The refund went to \*\*account\*\* AC-90417, as you wished$", quoted, re.M)
+    assert re.search(r"list\(\) → src/shop/cart\.py … src/shop/till\.py$", quoted, re.M)
+
+
 async def test_a_field_keeps_its_values_that_no_call_has_used() -> None:
     ids = [f"QX{number}ZK{number}" for number in range(6)]
     listed = [assistant(call("bookings", "b")), user(answer("b", {"bookings": ids, "seen": words(2, 150)}))]

@@ -9,7 +9,7 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler import compile_view
-from tests.recall.test_blocks import block_of, words
+from tests.recall.test_blocks import words
 from tests.support.agents import Talker, compiler, run
 from tests.support.histories import assistant, user
 from tests.support.views import own_texts
@@ -114,15 +114,16 @@ async def test_a_changed_statement_is_marked_and_quoted_with_its_change(old: str
 
 
 @pytest.mark.parametrize(("old", "new", "question"), CHANGES)
-async def test_a_live_block_marks_changes_too(old: str, new: str, question: str) -> None:
+async def test_a_live_view_marks_changes_too(old: str, new: str, question: str) -> None:
     talker = Talker("Fine.")
-    agent = Agent(talker.model, capabilities=[compiler(budget=2_000)])
+    ours = compiler(budget=2_000)
+    agent = Agent(talker.model, capabilities=[ours])
     history = session(f"{words(7, 40)}. {old}", f"{words(8, 40)}. {new}")
     history = (await run(agent, "Hello.", message_history=history, conversation_id="c")).messages
     await run(agent, question, message_history=history, conversation_id="c")
-    block = block_of(talker.last.messages, question)
-    assert re.search(rf"user, changed at turn 41\] .*{re.escape(old)}", block)
-    assert talker.last.text.count(new) == 1  # in the block, or in the quotes already
+    assert ours.last_view is not None
+    sent = "\n".join(own_texts(ours.last_view))
+    assert re.search(rf"user, changed at turn 41\] .*{re.escape(old)}", sent) and sent.count(new) == 1
     assert all(sent.tokens <= 2_000 for sent in talker.sent)
 
 
