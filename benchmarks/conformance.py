@@ -1,7 +1,7 @@
 """The public conformance kit for compaction: typed statements planted in transcripts, and how many of them survive.
 
     pip install compaction-conformance-kit
-    python -m benchmarks.conformance --budgets 10%,20%,30%,50% --seeds 1-4
+    python -m benchmarks.conformance --budgets 10,20,30,50 --seeds 4
 
 Runs the kit's benchmark (https://pypi.org/project/compaction-conformance-kit/) with the kit's own compactors, with
 `compile_view` without a model, and with the last request of a live agent. `--reworded` says every planted statement in
