@@ -90,7 +90,7 @@ def test_every_environment_variable_is_explained() -> None:
 
 
 def test_the_fidelities_are_those_of_the_table() -> None:
-    rows = {row[0].strip("`"): row[1] for row in table_rows(page("docs/budget.md"))}
+    rows = {row[0].strip("`"): row[1] for row in table_rows(page("docs/budget/details.md"))}
     assert {mode.value: f"{cap:,} tokens" for mode, cap in CAPS.items()}.items() <= rows.items()
 
 
@@ -123,7 +123,7 @@ def test_the_shipped_templates_match_their_page() -> None:
     for file in sorted((ROOT / "templates").glob("*.md")):
         template = Template.parse(file.read_text(encoding="utf-8"), name=file.stem)
         assert f"| `{file.stem}` |" in text
-        assert template.token_threshold is None, f"docs/budget.md says that {file.stem} leaves it to the session"
+        assert template.token_threshold is None, f"{file.stem} leaves the threshold to the session"
 
 
 def test_every_command_and_option_is_explained() -> None:
