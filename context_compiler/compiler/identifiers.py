@@ -23,7 +23,7 @@ from context_compiler.messages.shapes import WHOLE, apply_shape
 from context_compiler.messages.tool_lines import call_line
 from context_compiler.messages.turns import Place, calls_of_results
 from context_compiler.recall import changes_of
-from context_compiler.recall.passages import MIN_QUOTE, WIDTH
+from context_compiler.recall.passages import MIN_QUOTE, NARROW, WIDTH
 from context_compiler.tokens import TokenCounter
 
 ARGUMENTS = frozenset({Sort.ID, Sort.PATH, Sort.URL})
@@ -32,8 +32,9 @@ ARGUMENTS = frozenset({Sort.ID, Sort.PATH, Sort.URL})
 SHARE = 0.15
 """Fraction of the room for messages: maximum size of the list if tools are used."""
 
-CLAUSE = 60
+CLAUSE = NARROW // LARGE
 """Maximum number of characters that are quoted on each side of an identifier in prose."""
+
 TRIES = 24
 """Number of consecutive identifiers that may fail to fit; the next failure ends the list."""
 

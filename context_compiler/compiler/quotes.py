@@ -281,7 +281,7 @@ def _note(summary: str, selection: Selection, cap: int) -> str:
         return ""
     if not summary:
         note = note_text(in_time(lambda: _own_note(selection, room), ""), preface)
-        small = selection.policy.template.compiler != "none" and cost(note, counter) * SMALL > selection.target
+        small = selection.policy.template.compiler != "none" and cost(note, counter) * SMALL > selection.target // 2
         return "" if small else note
     corrected = in_time(lambda: corrections(changes_of(selection.history), summary), "")
     left = room - counter.text(corrected) - 2 if corrected else room

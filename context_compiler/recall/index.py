@@ -37,6 +37,9 @@ time or place, so a flag would not distinguish them."""
 USUAL = 2.4
 """Natural logarithm of the size, about ten terms, up to which a message has no excess length."""
 
+NOTHING = 2
+"""Maximum number of terms of a message that says nothing by itself, such as "OK." or "Thanks, Ann!"."""
+
 OFTEN = 3
 """Evidence needed that a name belongs to a speaker: minimum number of times that the other one used it, and minimum
 ratio to the times that the speaker did."""
@@ -82,7 +85,8 @@ class Index:
         self.costs = array("I")
         """Size of each message in terms without tool exchanges, of which only a line is quoted."""
         self.excess = array("d")
-        """Excess length of each message: the logarithm of its `costs` minus `USUAL`, at least 0."""
+        """Excess length of each message: the logarithm of its `costs` minus `USUAL`, at least 0. A message that says
+        nothing has that of a long one."""
         self.speakers = bytearray()
         self.cues = bytearray()
         self.sessions = array("I")
@@ -181,7 +185,8 @@ class Index:
                     self.posts[term] = array("I", (home, times))
                 else:
                     posts.extend((home, times))
-        self.excess.append(max(0.0, log1p(self.costs[position]) - USUAL))
+        size = self.costs[position]
+        self.excess.append(USUAL if 0 < size <= NOTHING else max(0.0, log1p(size) - USUAL))
 
     def _place(self, position: int, item: Item) -> int:
         """Position at which a part is indexed: that of the call for a tool result, else its own."""

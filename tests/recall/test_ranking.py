@@ -199,6 +199,14 @@ def test_neighbours_of_a_match_are_ranked_and_distant_messages_are_not() -> None
     assert min(scores[20], scores[21], scores[22]) > max(scores[0], scores[40])
 
 
+def test_a_neighbour_that_says_something_ranks_before_one_that_says_nothing() -> None:
+    told = [user("So the kiosk by the harbour gets a blue awning."), assistant("Hm, right.")]
+    beside = [user("Mm, okay."), assistant("The shutters need new hinges first, Ann says.")]
+    order = [passage.text for _, passage in ranked([*filler(20), *told, *beside, *filler(20)], "Which awning?")]
+    assert order[0].startswith("So the kiosk")
+    assert order.index("The shutters need new hinges first, Ann says.") < order.index("Hm, right.")
+
+
 @pytest.mark.parametrize(
     "question", ["", " ", "the", "Go on.", "?", "xylophone", '"', "OR AND NOT NEAR(", "***", "\ud800"]
 )
