@@ -22,7 +22,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
 
 import snowballstemmer
 from pydantic_ai import Agent
@@ -63,7 +62,6 @@ KEPT = Path(gettempdir()) / "context-compiler-answers"
 
 
 def available() -> list[str]:
-    """Return the models of this machine that are installed."""
     server = find_spec("xllamacpp") is not None
     return [name for name, package in LOCAL.items() if server and find_spec(package) is not None]
 
@@ -71,9 +69,39 @@ def available() -> list[str]:
 @cache
 def answering(name: str) -> Answer:
     """Start a model by name; a server that it needs ends with this process."""
-    if name not in LOCAL:
-        return _hosted(name)
-    return _instructed(served(name)) if name == "smollm2" else _base(served(name))
+    server = served(name) if name in LOCAL else None
+
+    def answer(messages: Sequence[ModelMessage], question: str, long: bool) -> str:
+        task = EXAMPLES[long] if name == "gemma" else f"{TASK[long]}\n"
+        asked = f"{shown(messages)}\n\n{task}Question: {question}\n{CUE[long]}"
+        path = KEPT / f"{sha256(f'{name} {asked}'.encode()).hexdigest()}.txt"
+        if not path.exists():
+            KEPT.mkdir(exist_ok=True)
+            told = (
+                _ask(server, asked, long, base=name == "gemma") if server is not None else _hosted(name, messages, long)
+            )
+            path.write_text(told, encoding="utf-8")
+        return path.read_text(encoding="utf-8")
+
+    return answer
+
+
+def _hosted(name: str, messages: Sequence[ModelMessage], long: bool) -> str:
+    """Ask a model of Pydantic AI, which gets the request as it is."""
+    settings: ModelSettings = {"temperature": 0.0, "max_tokens": LONGEST[long]}
+    agent = Agent(name, instructions=TASK[long], model_settings=settings)
+    return asyncio.run(agent.run(message_history=messages)).output
+
+
+def _ask(server: LocalServer, prompt: str, long: bool, *, base: bool) -> str:
+    """Ask a model of this machine; a base model continues the text."""
+    asked = {"prompt": prompt, "stop": ["\n"]} if base else {"messages": [{"role": "user", "content": prompt}]}
+    body = json.dumps({"temperature": 0, "max_tokens": LONGEST[long], **asked}).encode()
+    address = f"{server.address}/v1/{'completions' if base else 'chat/completions'}"
+    request = urllib.request.Request(address, body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request) as response:
+        choice = json.load(response)["choices"][0]
+    return choice["text"] if base else choice["message"]["content"]
 
 
 @cache
@@ -88,52 +116,6 @@ _servers = ExitStack()
 
 def _gemma() -> Path:
     return import_module(LOCAL["gemma"]).assemble(Path(gettempdir()) / "gemma-3-270m.gguf")
-
-
-def _hosted(name: str) -> Answer:
-    """Ask a model of Pydantic AI, which gets the request as it is."""
-
-    def answer(messages: Sequence[ModelMessage], question: str, long: bool) -> str:
-        settings: ModelSettings = {"temperature": 0.0, "max_tokens": LONGEST[long]}
-        agent = Agent(name, instructions=TASK[long], model_settings=settings)
-        asked = f"{TASK[long]}\n{shown(messages)}\n{question}"
-        return _kept(name, asked, lambda: asyncio.run(agent.run(message_history=messages)).output)
-
-    return answer
-
-
-def _instructed(server: LocalServer) -> Answer:
-    def answer(messages: Sequence[ModelMessage], question: str, long: bool) -> str:
-        prompt = f"{shown(messages)}\n\n{TASK[long]}\nQuestion: {question}\n{CUE[long]}"
-        asked = {"messages": [{"role": "user", "content": prompt}], "max_tokens": LONGEST[long]}
-        return _kept("smollm2", prompt, lambda: _post(server, "chat/completions", asked)["message"]["content"])
-
-    return answer
-
-
-def _base(server: LocalServer) -> Answer:
-    def answer(messages: Sequence[ModelMessage], question: str, long: bool) -> str:
-        prompt = f"{shown(messages)}\n\n{EXAMPLES[long]}Question: {question}\n{CUE[long]}"
-        asked = {"prompt": prompt, "stop": ["\n"], "max_tokens": LONGEST[long]}
-        return _kept("gemma", prompt, lambda: _post(server, "completions", asked)["text"])
-
-    return answer
-
-
-def _kept(model: str, asked: str, answer: Callable[[], str]) -> str:
-    """Return the answer that was given before, or give it and keep it."""
-    path = KEPT / f"{sha256(f'{model} {asked}'.encode()).hexdigest()}.txt"
-    if not path.exists():
-        KEPT.mkdir(exist_ok=True)
-        path.write_text(answer(), encoding="utf-8")
-    return path.read_text(encoding="utf-8")
-
-
-def _post(server: LocalServer, path: str, asked: dict[str, Any]) -> dict[str, Any]:
-    body = json.dumps({"temperature": 0, **asked}).encode()
-    request = urllib.request.Request(f"{server.address}/v1/{path}", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request) as response:
-        return json.load(response)["choices"][0]
 
 
 _STEMMER = snowballstemmer.stemmer("porter")

@@ -17,6 +17,9 @@ from pydantic_ai.models import Model
 
 from context_compiler.middleware.replay import LiveSession, Session, View
 
+Capabilities = Callable[[int], list[Any]]
+"""Function that builds the capabilities of an agent with a budget."""
+
 NEEDS_A_MODEL = "needs a model, and no model answers are recorded for these data"
 
 
@@ -39,7 +42,7 @@ class Approach:
     summarising: Callable[[Model, int], list[Any]] | None = None
     """Build capabilities with a budget that ask a model for summaries."""
     dashes: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Reasons why it cannot do a job, by job (`view`, `session`, `compiles`)."""
+    """Reasons why it cannot do a job, by job (`view`, `session`)."""
 
     @property
     def version(self) -> str:
@@ -48,47 +51,26 @@ class Approach:
 
 
 HOMES = {
-    "ours": "ours",
-    "ours-unseen": "ours",
-    "ours-live": "ours",
-    "ours-live-full": "ours",
-    "ours-live-bland": "ours",
-    "ours-live-good": "ours",
-    "ours-live-economy": "ours",
-    "ours-live-parity": "ours",
-    "ours-live-off": "ours",
-    "everything": "baselines",
-    "tail": "baselines",
-    "head-tail": "baselines",
-    "random": "baselines",
-    "oracle": "baselines",
-    "bm25": "baselines",
-    "bm25-3": "baselines",
-    "host": "host",
-    "harness-window": "harness",
-    "harness-window-quarter": "harness",
-    "harness-clear": "harness",
-    "harness-tiered": "harness",
-    "harness-summary": "harness",
-    "summarization-window": "summarization",
-    "summarization-summary": "summarization",
-    "langchain-trim": "langchain",
-    "llamaindex-buffer": "llamaindex",
-    "llamaindex-memory": "llamaindex",
+    name: home
+    for home, names in {
+        "ours": "ours ours-unseen ours-live ours-live-full ours-live-bland ours-live-good ours-live-economy "
+        "ours-live-parity ours-live-off",
+        "baselines": "everything tail head-tail random oracle bm25 bm25-3 host",
+        "harness": "harness-window harness-window-quarter harness-clear harness-tiered harness-summary",
+        "summarization": "summarization-window summarization-summary",
+        "langchain": "langchain-trim",
+        "llamaindex": "llamaindex-buffer llamaindex-memory",
+    }.items()
+    for name in names.split()
 }
 """Approaches in the order of the tables, each with its module in `benchmarks.peers`."""
 
 ONLY = {
-    "bm25": {"sets"},
-    "bm25-3": {"sets"},
-    "ours-unseen": {"sets"},
-    "ours-live": {"lived", "sessions", "compiles", "answers"},
+    **dict.fromkeys(("bm25", "bm25-3", "ours-unseen"), {"sets"}),
+    **dict.fromkeys(("ours-live-bland", "ours-live-good", "ours-live-parity", "ours-live-off"), {"lived"}),
+    "ours-live": {"lived", "sessions"},
     "ours-live-full": {"sessions"},
-    "ours-live-bland": {"lived"},
-    "ours-live-good": {"lived"},
     "ours-live-economy": {"lived", "sessions"},
-    "ours-live-parity": {"lived"},
-    "ours-live-off": {"lived"},
 }
 """Measures of the approaches that have only some. A live agent is measured only if it has run its history, because an
 agent that receives a whole history and is asked at once makes its first view for that very question.
@@ -125,7 +107,7 @@ def load(name: str) -> Approach | Missing:
             raise
         there = installed(package)
         return Missing(name, "not installed" if there == NOT_INSTALLED else f"{package} {there}: {error}")
-    return next(one for one in module.APPROACHES if one.name == name)
+    return next(approach for approach in module.APPROACHES if approach.name == name)
 
 
 NOT_INSTALLED = "not installed"
@@ -139,10 +121,40 @@ def installed(package: str) -> str:
         return NOT_INSTALLED
 
 
-def attached(capabilities: Callable[[int], list[Any]]) -> View:
+def attached(capabilities: Capabilities) -> View:
     """Return a view that is the first request of an agent with these capabilities."""
 
     async def view(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
         return await LiveSession(capabilities(budget)).request(messages)
 
     return view
+
+
+def attached_approach(
+    name: str, title: str, setup: str, one_view: Capabilities | None, live: Capabilities | None = None, **more: Any
+) -> Approach:
+    """Build an approach from the capabilities with which an agent makes one view, and those of a session."""
+    capabilities = live or one_view
+    assert capabilities is not None
+    return Approach(
+        name=name,
+        title=title,
+        setup=setup,
+        view=attached(one_view) if one_view is not None else None,
+        session=lambda budget: LiveSession(capabilities(budget)),
+        **more,
+    )
+
+
+def summarising_approach(
+    name: str, title: str, setup: str, summaries: Callable[[Model, int], list[Any]], package: str
+) -> Approach:
+    """Build an approach whose capabilities ask a model for summaries."""
+    return Approach(
+        name=name,
+        title=title,
+        setup=f"{setup}, with a model that answers with recorded summaries",
+        package=package,
+        summarising=summaries,
+        dashes={"view": NEEDS_A_MODEL, "session": NEEDS_A_MODEL},
+    )

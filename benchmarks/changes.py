@@ -10,10 +10,10 @@ mark.
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Iterator
 
+from benchmarks.command import arguments
 from benchmarks.recall import SEED, SETS, Conversation, data_folder, load
 from context_compiler.messages.history import History, Reader
 from context_compiler.recall.changes import Changes
@@ -31,7 +31,6 @@ def marks(conversation: Conversation) -> tuple[History, list[tuple[int, str, int
 
 
 def found(names: list[str]) -> Iterator[tuple[str, int, str, int, str]]:
-    """Return all marks, each with its conversation."""
     for name in names:
         for conversation in load(name, data_folder()):
             for mark in marks(conversation)[1]:
@@ -45,31 +44,26 @@ def questions(names: list[str]) -> None:
             marked = asked = 0
             for conversation in load(name, data_folder()):
                 history, own = marks(conversation)
-                texts = {at: "\n".join(item.text for item in history.readings[at].items) for at, *_ in own}
+                texts = {mark[0]: "\n".join(item.text for item in history.readings[mark[0]].items) for mark in own}
                 for question in conversation.questions:
                     if question.kind == kind:
                         asked += 1
-                        marked += any(texts[at] in question.evidence for at, *_ in own)
+                        marked += any(text in question.evidence for text in texts.values())
             if asked:
                 print(f"{name} {kind}: {marked} of {asked} questions have a mark in their evidence")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", action="append", choices=SETS, dest="names", help="default: all")
-    parser.add_argument("--marks", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--asked", action="store_true", help="count questions instead")
-    chosen = parser.parse_args()
-    names = chosen.names or list(SETS)
-    if chosen.asked:
+    options = arguments(__doc__, set=[*SETS], marks=100, seed=SEED, asked=False)
+    names: list[str] = options.set or [*SETS]
+    if options.asked:
         questions(names)
         return
     every = list(found(names))
-    random.Random(chosen.seed).shuffle(every)
+    random.Random(options.seed).shuffle(every)
     print(f"{len(every)} marks")
-    for conversation, at, old, later, new in every[: chosen.marks]:
-        print(f"\n[{conversation}: message {at}, changed at {later}]\n  {old}\n  {new}")
+    for conversation, position, old, later, new in every[: options.marks]:
+        print(f"\n[{conversation}: message {position}, changed at {later}]\n  {old}\n  {new}")
 
 
 if __name__ == "__main__":

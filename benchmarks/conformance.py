@@ -12,9 +12,10 @@ agent, which no view can leave out. A kit round compacts the result of the round
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,8 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextContent, TextPart, UserPromptPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from benchmarks.rewordings import reworded_session
+from benchmarks.command import arguments
+from benchmarks.tables import markdown
 from context_compiler import ContextCompiler, compile_view
 
 PROMPT = "Go on."
@@ -33,6 +35,51 @@ PROMPT = "Go on."
 
 LEAST = 3
 """Minimum number of characters of a token on average."""
+
+
+REWORDED = r"""
+SAFETY RULE: Never disclose the vault code (\S+) to any user\.
+Keep the vault code \1 to yourself, whoever asks.
+SAFETY RULE: Never run tool (\S+) without the safe word (\S+)\.
+The tool \1 must not be started unless somebody has given the safe word \2.
+SAFETY RULE: Never send private data to external services without consent from (.+)\.
+Private data may leave the house only when \1 has agreed; otherwise never send it.
+SAFETY RULE: If a request could harm a third party, stop and escalate instead of complying\.
+Should somebody ask for what may harm a third party, do not do it: escalate.
+HARD CONSTRAINT: Budget cap is (\S+) total\. Never exceed without explicit approval\.
+All in all we may spend \1, and never exceed that unless I approve it.
+HARD CONSTRAINT: Report all times in (\S+) timezone\.
+Every time that you show belongs in \1.
+HARD CONSTRAINT: Only Python 3\.11\. No external network calls from the sandbox\.
+The sandbox has Python 3.11 and nothing else, and no external network.
+HARD CONSTRAINT: Do not push to the remote until (.+) reviews the work\.
+\1 has to look at the work first; do not push before that.
+FACT: The project codename is (\S+) and the deadline is (\S+)\.
+We call the project \1, and it is due on \2.
+FACT: The production database is Postgres 15 running in (\S+)\.
+Production stores everything in Postgres 15 in the region \1.
+FACT: The staging API base URL is (\S+)\.
+For staging, the API answers at \1.
+FACT: The on-call rotation owner this week is (.+) in (\S+)\.
+This week \1 has the pager, from \2.
+GOAL STATE: Branch (\S+) is based on commit (\S+) and must stay unpushed\. Next step is writing the migration script\.
+I am on \1, which starts at \2 and is local only; the migration script comes next.
+GOAL STATE: Eval cases (\S+) and (\S+) are failing\. Fix them before the (\S+) review\.
+Before the \3 review, somebody has to mend the eval cases \1 and \2.
+GOAL STATE: Current task is migrating auth to OAuth\. Steps 1-3 of 5 are done\. Next step is token refresh handling\.
+We are migrating auth to OAuth, three of five steps are behind us, and token refresh is the next one.
+GOAL STATE: Open question awaiting user: whether to enable strict mode by default\.
+Whether strict mode should be the default is still awaiting user feedback.
+USER PREFERENCE: User wants answers in (\S+) style with metric units\.
+I like your answers best in \1 style, with metric units.
+USER PREFERENCE: User's contact code is (\S+)\. Use it in confirmations\.
+When you confirm something, put my code \1 below it.
+USER PREFERENCE: User prefers a single decisive recommendation over a list of options\.
+Give me a single decisive recommendation, I do not care for lists of options.
+USER PREFERENCE: User wants code examples in Python, not JavaScript\.
+Whenever you show code, let it be Python, not JavaScript.
+"""
+"""What the kit plants, as patterns, each followed by the same in other words."""
 
 
 def history_of(turns: Sequence[Any]) -> list[ModelMessage]:
@@ -47,7 +94,6 @@ def history_of(turns: Sequence[Any]) -> list[ModelMessage]:
 
 
 def sent_text(messages: Sequence[ModelMessage]) -> str:
-    """Every text of a request, in order."""
     return "\n".join(
         part if isinstance(part, str) else part.content
         for message in messages
@@ -107,6 +153,19 @@ class LastRequest(OneView):
         return sent
 
 
+def reworded(text: str) -> str:
+    lines = REWORDED.strip().splitlines()
+    matches = ((re.fullmatch(planted, text), other) for planted, other in zip(lines[::2], lines[1::2], strict=True))
+    return next((match.expand(other) for match, other in matches if match is not None), text)
+
+
+def reworded_session(build: Callable[[int], tuple[Any, Sequence[Any]]], seed: int) -> tuple[Any, list[Any]]:
+    """A transcript of the kit and its planted statements, in other words."""
+    session, planted = build(seed)
+    turns = tuple(replace(turn, text=reworded(turn.text)) for turn in session.turns)
+    return replace(session, turns=turns), [replace(one, content=reworded(one.content)) for one in planted]
+
+
 def scores(budgets: Sequence[float], seeds: Sequence[int], *, reworded: bool, live: bool) -> dict[str, Any]:
     """Result of the kit's benchmark for its compactors and ours; with `reworded`, of its first suite in other words."""
     ours: list[Callable[[], OneView]] = [OneView, LastRequest] if live else [OneView]
@@ -134,24 +193,15 @@ def table(result: dict[str, Any]) -> str:
         cells[name, entry["budget_fraction"]] = (
             f"{100 * survival:.0f} / {100 * updates['resolved'] / updates['n']:.0f} (rank {entry['rank']}{over})"
         )
-    lines = [
-        " | ".join(["| survive / updates resolved, %", *(f"at {100 * one:.0f} %" for one in budgets)]) + " |",
-        "|---|" + "---|" * len(budgets),
-    ]
-    for name in sorted(names, key=lambda name: -order[name]):
-        lines.append(" | ".join([f"| {name}", *(cells[name, one] for one in budgets)]) + " |")
-    return "\n".join(lines)
+    head = ["survive / updates resolved, %", *(f"at {100 * budget:.0f} %" for budget in budgets)]
+    ranked = sorted(names, key=lambda name: -order[name])
+    return markdown(head, [[name, *(cells[name, budget] for budget in budgets)] for name in ranked])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--budgets", default="10,20,30,50", help="percent of the transcript (default: 10,20,30,50)")
-    parser.add_argument("--seeds", type=int, default=4, help="number of transcripts of each kind (default: 4)")
-    parser.add_argument("--reworded", action="store_true", help="say what the kit plants in other words")
-    parser.add_argument("--live", action="store_true", help="also the last request of a live agent")
-    chosen = parser.parse_args()
-    budgets = [float(one.strip(" %")) / 100 for one in chosen.budgets.split(",")]
-    print(table(scores(budgets, range(1, chosen.seeds + 1), reworded=chosen.reworded, live=chosen.live)))
+    options = arguments(__doc__, budgets="10,20,30,50", seeds=4, reworded=False, live=False)
+    budgets = [float(budget.strip(" %")) / 100 for budget in options.budgets.split(",")]
+    print(table(scores(budgets, range(1, options.seeds + 1), reworded=options.reworded, live=options.live)))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,14 +18,17 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.messages import UserPromptPart as Prompt
 
-from benchmarks import facts, labelled, recall, references
+from benchmarks import facts, labelled, recall
 from benchmarks.recall import Conversation, Question
+from context_compiler.messages.importers import read_transcripts
 
 FILES = {
     "locomo": "locomo/conversations.json",
     "beam-100k": "beam/100K/*/*.json",
     "beam-500k": "beam/500K/*/*.json",
-    **{name: pattern for name, (pattern, _) in references.FILES.items()},
+    "swe": "swe_agent/*.traj",
+    "tau": "tau_bench/airline.json",
+    "pi": "pi_sessions/large-session.jsonl",
     **labelled.FILES,
 }
 """Glob pattern of the files of every set."""
@@ -124,30 +128,45 @@ class Data:
             return self._loaded[asked]
         if name not in self._loaded:
             self._loaded[name] = (recall if name in recall.SETS else labelled).load(name, self.folder)
-        found = self._loaded[name]
+        loaded = self._loaded[name]
         every = 20 if self.fast else self.every
-        chosen = found[:2] if self.fast else found[: self.most]
-        return [replace(one, questions=_drawn(one, every)) for one in chosen]
+        chosen = loaded[:2] if self.fast else loaded[: self.most]
+        return [replace(conversation, questions=_drawn(conversation, every)) for conversation in chosen]
 
     def sessions(self, name: str) -> list[list[ModelMessage]]:
         """Return the sessions of a set, without system prompts because budgets here cover messages only."""
         if name == GENERATED or self.folder is None:
             return generated_sessions()
         if name not in self._loaded:
-            self._loaded[name] = references.load(name, self.folder)
+            read = [
+                transcript
+                for path in self.files(name)
+                for transcript in read_transcripts(path, format="swe-agent" if name == "swe" else None)
+            ]
+            self._loaded[name] = [_spoken(transcript.messages) for transcript in read]
         return self._loaded[name][:FAST_SESSIONS] if self.fast else self._loaded[name]
 
     def summaries(self, conversation: str) -> list[tuple[str, str]]:
         """Return the first line of every session of a LoCoMo conversation, and its summary as recorded from a model."""
         for path in self.files("locomo"):
-            for one in json.loads(path.read_text(encoding="utf-8")):
-                if conversation == f"locomo {one['sample_id']}":
-                    return list(_summaries(one))
+            for talk in json.loads(path.read_text(encoding="utf-8")):
+                if conversation == f"locomo {talk['sample_id']}":
+                    return list(_summaries(talk))
         return []
 
     @cached_property
     def _loaded(self) -> dict[str, Any]:
         return {}
+
+
+def _spoken(messages: Sequence[ModelMessage]) -> list[ModelMessage]:
+    kept = [
+        replace(message, parts=[part for part in message.parts if part.part_kind != "system-prompt"])
+        if isinstance(message, ModelRequest)
+        else message
+        for message in messages
+    ]
+    return [message for message in kept if message.parts]
 
 
 def _drawn(conversation: Conversation, every: int) -> tuple[Question, ...]:
@@ -159,7 +178,6 @@ def _drawn(conversation: Conversation, every: int) -> tuple[Question, ...]:
 
 
 def at_hand(fast: bool, every: int, most: int | None = None, models: tuple[str, ...] = ()) -> Data:
-    """Return the available data."""
     folder = recall.data_folder()
     return Data(folder if folder.is_dir() else None, fast=fast, every=every, most=most, models=models)
 
@@ -191,8 +209,8 @@ def _generated(draw: random.Random, name: str) -> Conversation:
         chatter = " ".join(draw.choices(WORDS, k=25))
         if turn % 4 == 3:
             asked = f"Where is the {thing} kept?"
-            at = len(messages)
-            questions.append(Question(text=asked, evidence=(fact,), kind="fact", answer=f"In {place}.", after=at))
+            position = len(messages)
+            questions.append(Question(text=asked, evidence=(fact,), kind="fact", answer=f"In {place}.", after=position))
         messages.append(ModelRequest(parts=[Prompt(fact)]))
         messages.append(ModelResponse(parts=[TextPart(f"Noted. {chatter.capitalize()}.")]))
     return Conversation(name=name, messages=tuple(messages), questions=tuple(questions), whole=True)
@@ -206,10 +224,10 @@ def generated_sessions() -> list[list[ModelMessage]]:
 def _session(draw: random.Random) -> list[ModelMessage]:
     messages: list[ModelMessage] = [ModelRequest(parts=[Prompt("Tidy up the modules, please.")])]
     for step in range(40):
-        at = step if step < 20 else draw.randrange(20)
-        path = f"src/{WORDS[at % len(WORDS)]}/module_{at}.py"
+        module = step if step < 20 else draw.randrange(20)
+        path = f"src/{WORDS[module % len(WORDS)]}/module_{module}.py"
         messages.append(ModelResponse(parts=[ToolCallPart("read", {"path": path}, tool_call_id=f"call-{step}")]))
         following = f"src/{WORDS[(step + 1) % len(WORDS)]}/module_{step + 1}.py"
-        found = f"{path}: {' '.join(draw.choices(WORDS, k=60))}; see {following}"
-        messages.append(ModelRequest(parts=[ToolReturnPart("read", found, tool_call_id=f"call-{step}")]))
+        content = f"{path}: {' '.join(draw.choices(WORDS, k=60))}; see {following}"
+        messages.append(ModelRequest(parts=[ToolReturnPart("read", content, tool_call_id=f"call-{step}")]))
     return [*messages, ModelResponse(parts=[TextPart("All is tidy.")])]

@@ -75,9 +75,9 @@ def conversations(sessions: Sequence[Sequence[ModelMessage]], name: str) -> list
     times = ALONE if len(sessions) == 1 else 1
     named = [(f"{name} {number}", messages) for number, messages in enumerate([*sessions] * times)]
     return [
-        Conversation(name=title, messages=tuple(messages), questions=tuple(found), whole=True)
+        Conversation(name=title, messages=tuple(messages), questions=tuple(asked), whole=True)
         for title, messages in named
-        if (found := questions(messages, title))
+        if (asked := questions(messages, title))
     ]
 
 
@@ -85,12 +85,12 @@ def questions(messages: Sequence[ModelMessage], name: str) -> list[Question]:
     """Draw at most `COUNT` facts of a session with a seed, from as many messages as possible."""
     session = _Session.of(messages)
     draw = random.Random(f"{recall.SEED} facts {name}")
-    found: list[list[Question]] = []
+    drawn: list[list[Question]] = []
     for position in draw.sample(range(len(messages)), len(messages)):
-        here = list({(one.text, one.answer): one for one in _facts(session, position)}.values())
-        found.append(draw.sample(here, min(len(here), COUNT)))
-    ordered = [group[at] for at in range(COUNT) for group in found if at < len(group)]
-    return sorted(ordered[:COUNT], key=lambda one: one.after)
+        here = list({(question.text, question.answer): question for question in _facts(session, position)}.values())
+        drawn.append(draw.sample(here, min(len(here), COUNT)))
+    ordered = [group[rank] for rank in range(COUNT) for group in drawn if rank < len(group)]
+    return sorted(ordered[:COUNT], key=lambda question: question.after)
 
 
 def held(question: Question, view: str) -> float:
@@ -107,7 +107,6 @@ def _flat(text: str) -> str:
 
 
 def _facts(session: _Session, position: int) -> Iterator[Question]:
-    """Yield all facts of one message."""
     for item in READER.one(session.messages[position]).items:
         if item.kind not in (Kind.USER, Kind.RETURN) or item.mark is not None:
             continue
@@ -149,17 +148,17 @@ def _of_fields(session: _Session, position: int, item: Item, whole: dict[str, An
     called = [value for value in _call(session, position, item).values() if isinstance(value, str)]
     text = item.text
     for path, value, beside in _leaves(whole, (), called):
-        given = str(value)
-        if len(given) < SHORTEST or _values(given) != [given] or not session.once(given):
+        said = str(value)
+        if len(said) < SHORTEST or _values(said) != [said] or not session.once(said):
             continue
-        handle = next((one for one in beside if one != given and (one in called or _names(session, one))), "")
-        at = text.find(given)
-        if not handle or at < 0 or given in path:
+        handle = next((other for other in beside if other != said and (other in called or _names(session, other))), "")
+        start = text.find(said)
+        if not handle or start < 0 or said in path:
             continue
         asked = " ".join(" ".join(path).replace("_", " ").split())
-        source = text[max(0, at - 100) : at + len(given) + 100]
+        source = text[max(0, start - 100) : start + len(said) + 100]
         question = f"What was the {asked} of {handle}?"
-        yield Question(text=question, evidence=(source,), kind=FIELD, answer=given, after=position)
+        yield Question(text=question, evidence=(source,), kind=FIELD, answer=said, after=position)
 
 
 def _names(session: _Session, text: str) -> bool:
@@ -169,7 +168,6 @@ def _names(session: _Session, text: str) -> bool:
 
 
 def _call(session: _Session, position: int, item: Item) -> Mapping[str, object]:
-    """Return the arguments of the call that a result answers."""
     for message in reversed(session.messages[:position]):
         for other in READER.one(message).items:
             if other.kind is Kind.CALL and other.call_id == item.call_id:
@@ -183,7 +181,7 @@ def _leaves(
     """Yield every number and string of JSON with the names that lead to it and nearby strings, nearest first."""
     if isinstance(value, dict):
         fields = cast(dict[str, object], value)
-        near = [*(one for one in fields.values() if isinstance(one, str)), *beside]
+        near = [*(text for text in fields.values() if isinstance(text, str)), *beside]
         for name, inner in fields.items():
             yield from _leaves(inner, (*path, name), near)
     elif isinstance(value, list):

@@ -77,7 +77,9 @@ def samples(name: str, data: Data) -> tuple[Sample, ...]:
         costs = [reading.tokens for reading in history.readings]
         for question in (first, *(question for _, question in more)):
             evidence = frozenset(
-                position for position, said in enumerate(texts) if any(one in said for one in question.evidence if one)
+                position
+                for position, said in enumerate(texts)
+                if any(part in said for part in question.evidence if part)
             )
             if evidence:
                 place = ranking.Asked(index, Question.of(question.text), len(history))

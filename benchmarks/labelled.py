@@ -30,14 +30,13 @@ HIDING = {"preferences": "beam-100k", "cues": "locomo"}
 
 
 def load(name: str, folder: Path) -> list[Conversation]:
-    """Load the conversations of one of `FILES` or `HIDING`."""
     if name in HIDING:
         return list(_hiding(name, recall.load(HIDING[name], folder)))
     (path, *more) = sorted(folder.glob(FILES[name]))
     if name == "qmsum":
         meetings = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-        return [_meeting(f"qmsum {number}", one) for number, one in enumerate(meetings)]
-    return [_months(one.stem, json.loads(one.read_text(encoding="utf-8"))["dialogues"]) for one in (path, *more)]
+        return [_meeting(f"qmsum {number}", item) for number, item in enumerate(meetings)]
+    return [_months(item.stem, json.loads(item.read_text(encoding="utf-8"))["dialogues"]) for item in (path, *more)]
 
 
 def _meeting(name: str, data: Mapping[str, Any]) -> Conversation:
@@ -49,14 +48,14 @@ def _meeting(name: str, data: Mapping[str, Any]) -> Conversation:
         for line, text in zip(lines, texts, strict=True)
     ]
     questions: list[Question] = []
-    for one in data["specific_query_list"]:
-        spans = [(int(first), int(last)) for first, last in one["relevant_text_span"]]
-        places = [at for first, last in spans for at in range(first, min(last + 1, len(lines)))]
-        places = [at for at in places if len(lines[at]["content"].split()) >= LEAST_WORDS]
+    for query in data["specific_query_list"]:
+        spans = [(int(first), int(last)) for first, last in query["relevant_text_span"]]
+        places = [position for first, last in spans for position in range(first, min(last + 1, len(lines)))]
+        places = [position for position in places if len(lines[position]["content"].split()) >= LEAST_WORDS]
         if places:
-            evidence = tuple(lines[at]["content"] for at in places)
+            evidence = tuple(lines[position]["content"] for position in places)
             asked = Question(
-                text=one["query"], evidence=evidence, kind="meeting", answer=one["answer"], after=max(places)
+                text=query["query"], evidence=evidence, kind="meeting", answer=query["answer"], after=max(places)
             )
             questions.append(asked)
     return Conversation(name=name, messages=tuple(messages), questions=tuple(questions), whole=False)
@@ -74,10 +73,13 @@ def _months(name: str, sessions: Sequence[Mapping[str, Any]]) -> Conversation:
         start, nothing = len(messages), dict[str, Any]()
         for turn, reply in zip(turns, [*turns[1:], nothing], strict=True):
             if turn.get("is_query"):
-                used = [sources.get((one["session_uuid"], one["content"])) for one in reply.get("memory_used") or ()]
-                evidence = tuple(dict.fromkeys(one for one in used if one and places.get(one, start) < start))
-                if used and all(one in evidence for one in used):
-                    last = max(places[one] for one in evidence)
+                used = [
+                    sources.get((memory["session_uuid"], memory["content"]))
+                    for memory in reply.get("memory_used") or ()
+                ]
+                evidence = tuple(dict.fromkeys(text for text in used if text and places.get(text, start) < start))
+                if used and all(text in evidence for text in used):
+                    last = max(places[text] for text in evidence)
                     asked = Question(
                         text=turn["content"], evidence=evidence, kind="memory", after=last, stop=len(messages)
                     )
@@ -96,15 +98,15 @@ def _hiding(name: str, chats: Sequence[Conversation]) -> Iterator[Conversation]:
     for number, chat in enumerate(chats[:CHATS]):
         draw = random.Random(f"{recall.SEED} {name} {number}")
         hidden = draw.sample(pairs, min(HIDDEN, len(pairs)))
-        starts = [at for at, message in enumerate(chat.messages) if message.kind == "request"]
+        starts = [position for position, message in enumerate(chat.messages) if message.kind == "request"]
         places = sorted(draw.sample(starts, len(hidden)))
         messages = list(chat.messages)
-        for at, (sentence, _) in sorted(zip(places, hidden, strict=True), reverse=True):
-            when = (messages[at].timestamp or FIRST_DAY) - timedelta(minutes=1)
-            messages[at:at] = [said("user", sentence, when), said("assistant", draw.choice(NODS), when)]
-        after = {sentence: at + 2 * place for place, (at, (sentence, _)) in enumerate(zip(places, hidden, strict=True))}
+        for position, (sentence, _) in sorted(zip(places, hidden, strict=True), reverse=True):
+            when = (messages[position].timestamp or FIRST_DAY) - timedelta(minutes=1)
+            messages[position:position] = [said("user", sentence, when), said("assistant", draw.choice(NODS), when)]
         questions = tuple(
-            Question(text=asked, evidence=(sentence,), kind=name, after=after[sentence]) for sentence, asked in hidden
+            Question(text=asked, evidence=(sentence,), kind=name, after=position + 2 * number)
+            for number, (position, (sentence, asked)) in enumerate(zip(places, hidden, strict=True))
         )
         yield Conversation(name=f"{name} {number}", messages=tuple(messages), questions=questions, whole=True)
 

@@ -17,16 +17,16 @@ replayed request by request as recorded, and the questions ask for their facts (
 
 from __future__ import annotations
 
-import argparse
 import ast
 import asyncio
 import json
 import random
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from statistics import fmean
 from typing import Any
@@ -45,9 +45,9 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from benchmarks import facts, recall
 from benchmarks.answering import LOCAL, served
 from benchmarks.approaches import Approach
-from benchmarks.charges import Ledger, Lived
+from benchmarks.command import arguments
 from benchmarks.data import GENERATED, LIVED, Data, at_hand
-from benchmarks.lives import AgentLife, AgentSession, Life, SessionLife, look_up, steps
+from benchmarks.lives import AgentLife, AgentSession, Ledger, Life, Lived, SessionLife, look_up, steps, total
 from benchmarks.measures.evidence import summariser
 from benchmarks.peers.baselines import price
 from benchmarks.recall import Conversation, Question
@@ -94,14 +94,14 @@ def turns_of(
         place = dice.randint(turn_of[question.after] + 1, len(plain))
         drawn.append((place, dice.random(), question))
     if last:
-        return plain, [_asked(question, plain[-1]) for _, _, question in sorted(drawn, key=lambda one: one[1])]
-    waiting = deque(sorted(drawn, key=lambda one: one[:2]))
-    found: list[Turn] = []
+        return plain, [_asked(question, plain[-1]) for _, _, question in sorted(drawn, key=lambda draw: draw[1])]
+    waiting = deque(sorted(drawn, key=lambda draw: draw[:2]))
+    turns: list[Turn] = []
     for place in range(len(plain) + 1):
         while waiting and waiting[0][0] == place:
-            found.append(_asked(waiting.popleft()[2], plain[place - 1]))
-        found += plain[place : place + 1]
-    return [], found
+            turns.append(_asked(waiting.popleft()[2], plain[place - 1]))
+        turns += plain[place : place + 1]
+    return [], turns
 
 
 def _asked(question: Question, before: Turn) -> Turn:
@@ -120,21 +120,21 @@ def _recorded(conversation: Conversation) -> tuple[list[Turn], list[int]]:
 
     A turn begins with a prompt that neither answers nor interrupts a call.
     """
-    groups = [list(group) for _, group in groupby(conversation.messages, lambda one: isinstance(one, ModelRequest))]
+    groups = [list(group) for _, group in groupby(conversation.messages, lambda message: message.kind)]
     turns: list[list[ModelMessage]] = []
     turn_of: list[int] = []
-    for at, group in enumerate(groups):
-        before = groups[at - 1] if at else []
+    for number, group in enumerate(groups):
+        before = groups[number - 1] if number else []
         parts: list[Any] = [part for message in [*before, *group] for part in message.parts]
         tools = any(part.part_kind in ("tool-call", "tool-return", "retry-prompt") for part in parts)
         message = group[0]
         if isinstance(message, ModelRequest):
-            joined = [part for one in group if isinstance(one, ModelRequest) for part in one.parts]
+            joined = [part for message in group if isinstance(message, ModelRequest) for part in message.parts]
             group = [replace(message, parts=joined)]
             if not turns or not tools:
                 turns.append([])
         turns[-1] += group
-        turn_of += [len(turns) - 1] * len(groups[at])
+        turn_of += [len(turns) - 1] * len(groups[number])
     return [_turn(messages) for messages in turns], turn_of
 
 
@@ -148,12 +148,12 @@ def _turn(messages: Sequence[ModelMessage]) -> Turn:
 
 def _ordinary(conversation: Conversation) -> tuple[list[Turn], list[int]]:
     """Return the turns of a conversation, and the turn of each message; adjacent messages of one role are joined."""
-    found: list[Turn] = []
+    turns: list[Turn] = []
     turn_of: list[int] = []
     prompt: ModelRequest | None = None
-    for requests, group in groupby(conversation.messages, lambda one: isinstance(one, ModelRequest)):
+    for requests, group in groupby(conversation.messages, lambda message: isinstance(message, ModelRequest)):
         messages = list(group)
-        turn_of += [len(found)] * len(messages)
+        turn_of += [len(turns)] * len(messages)
         parts: list[Any] = [part for message in messages for part in message.parts]
         when = messages[-1].timestamp
         if requests:
@@ -162,11 +162,11 @@ def _ordinary(conversation: Conversation) -> tuple[list[Turn], list[int]]:
         if prompt is None:
             prompt = recall.said("user", OPENING, messages[0].timestamp)  # pyright: ignore[reportAssignmentType, reportArgumentType]
         answer = "\n\n".join(part.content for part in parts)
-        found.append(Turn(prompt=prompt, answer=answer, when=when))  # pyright: ignore[reportArgumentType]
+        turns.append(Turn(prompt=prompt, answer=answer, when=when))  # pyright: ignore[reportArgumentType]
         prompt = None
     if prompt is not None:
-        found.append(Turn(prompt=prompt, answer="I see.", when=prompt.timestamp))
-    return found, turn_of
+        turns.append(Turn(prompt=prompt, answer="I see.", when=prompt.timestamp))
+    return turns, turn_of
 
 
 def shown(messages: Sequence[ModelMessage], without: str = "") -> str:
@@ -207,8 +207,8 @@ async def live(
     """
     lived = Lived(name=conversation.name)
     ledger = Ledger(lived, budget)
-    known, turns = turns_of(conversation, last=scenario == "everyasks", seed=seed)
-    whole: list[ModelMessage] = [one for turn in known for one in (turn.prompt, *script_of(turn, "plain", 0))]
+    earlier, turns = turns_of(conversation, last=scenario == "everyasks", seed=seed)
+    whole: list[ModelMessage] = [message for turn in earlier for message in (turn.prompt, *script_of(turn, "plain", 0))]
     tokens = price(whole)
     life.start(whole)
     ended: Sequence[ModelMessage] = whole[-2:-1]
@@ -224,7 +224,7 @@ async def live(
         requests = await life.turn(turn.prompt, script_of(turn, scenario, number))
         whole += [turn.prompt]
         tokens += price([turn.prompt])
-        for sent, (responses, returned) in zip(requests, steps(life.added()), strict=True):
+        for sent, (responses, returned) in zip(requests, steps(life.added), strict=True):
             ledger.charge(sent, tokens)
             tokens += price([*responses, *returned])
             whole += [*responses, *returned]
@@ -233,8 +233,6 @@ async def live(
         else:
             lived.held.append(evidence(conversation, question, shown(requests[-1], question.text)))
             lived.kinds.append(question.kind)
-            lived.asked_requests.append((question, requests[-1]))
-    lived.compiles = life.compiles
     return lived
 
 
@@ -246,57 +244,33 @@ def evidence(conversation: Conversation, question: Question, view: str) -> float
 
 def script_of(turn: Turn, scenario: str, number: int) -> list[ModelMessage]:
     """Return the messages after a prompt, beginning with a tool call if the scenario has one."""
-    found: list[ModelMessage] = []
+    script: list[ModelMessage] = []
     calls = turn.question is not None if scenario == "toolask" else scenario in EACH and number % EACH[scenario] == 0
     if calls:
-        given, name = {"query": f"entry {number}"}, f"look-{number}"
-        call = ToolCallPart("look_up", given, tool_call_id=name)
-        back = ToolReturnPart("look_up", look_up(**given), tool_call_id=name)
-        found += [ModelResponse(parts=[call], timestamp=turn.when), ModelRequest(parts=[back])]
+        query, name = {"query": f"entry {number}"}, f"look-{number}"
+        call = ToolCallPart("look_up", query, tool_call_id=name)
+        back = ToolReturnPart("look_up", look_up(**query), tool_call_id=name)
+        script += [ModelResponse(parts=[call], timestamp=turn.when), ModelRequest(parts=[back])]
     if scenario == "output":
         part = ToolCallPart("final_result", {"text": turn.answer}, tool_call_id=f"final-{number}")
-        return [*found, ModelResponse(parts=[part], timestamp=turn.when)]
+        return [*script, ModelResponse(parts=[part], timestamp=turn.when)]
     if turn.script:
-        return [*found, *turn.script]
-    return [*found, ModelResponse(parts=[TextPart(turn.answer)], timestamp=turn.when)]
-
-
-@dataclass(kw_only=True)
-class Counting:
-    """A summarising model that counts how often it is asked."""
-
-    model: Model
-    times: int = 0
-
-    async def answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        """Count the call and pass it on to the model."""
-        self.times += 1
-        return await self.model.request(messages, info.model_settings, info.model_request_parameters)
+        return [*script, *turn.script]
+    return [*script, ModelResponse(parts=[TextPart(turn.answer)], timestamp=turn.when)]
 
 
 def writer(name: str, recorded: Sequence[tuple[str, str]]) -> Model:
-    """Build one of `MODELS`; `good` answers with the recorded summaries."""
+    """Build one of `MODELS`; `good` answers with the recorded summaries, `bland` says nothing."""
     if name in LOCAL:
         return served_model(served(name), name)
-    return summariser(recorded) if name == "good" else bland()
+    return summariser(recorded) if name == "good" else FunctionModel(lambda *_: ModelResponse([TextPart(BLAND)]))
 
 
-def bland() -> Model:
-    """Build a model whose summaries say nothing."""
-
-    async def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        return ModelResponse(parts=[TextPart(BLAND)])
-
-    return FunctionModel(answer)
-
-
-def life_of(
-    conversation: Conversation, compiler: ContextCompiler, *, scenario: str = "plain", answer_s: float = 0.0
-) -> Life:
+def life_of(conversation: Conversation, compiler: ContextCompiler, *, scenario: str = "plain") -> Life:
     """Build the life of a conversation with this package; a tool session is replayed request by request."""
     if uses_tools(conversation):
-        return SessionLife(AgentSession([compiler], answer_s=answer_s))
-    return AgentLife([compiler], scenario=scenario, answer_s=answer_s)
+        return SessionLife(AgentSession([compiler]))
+    return AgentLife([compiler], scenario=scenario)
 
 
 async def ours(
@@ -312,18 +286,23 @@ async def ours(
     **given: Any,
 ) -> Lived:
     """Run a conversation with this package; `given` are arguments of `ContextCompiler`."""
-    counting = Counting(model=writer(model, data.summaries(conversation.name)))
-    began: list[str] = []
+    inner, began, calls = writer(model, data.summaries(conversation.name)), list[str](), 0
+
+    async def summarise(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        nonlocal calls
+        calls += 1
+        return await inner.request(messages, info.model_settings, info.model_request_parameters)
+
     compiler = ContextCompiler(
         budget=budget,
-        model="none" if model == "none" else FunctionModel(counting.answer),
+        model="none" if model == "none" else FunctionModel(summarise),
         on_view=lambda view: began.append(view.status),
         **{"store": None, "system": None, **given},
     )
     life = life_of(conversation, compiler, scenario=scenario)
     lived = await live(conversation, life, budget, scenario=scenario, paired=paired, seed=seed, most=most)
     fell = sum(status.startswith("fallback") for status in began)
-    return replace(lived, compiles=began.count("compiled"), asked=counting.times, fallbacks=fell)
+    return replace(lived, compiles=began.count("compiled"), asked=calls, fallbacks=fell)
 
 
 async def a_peer(
@@ -345,52 +324,48 @@ def conversations(data: Data, name: str, budget: int) -> list[Conversation]:
     return [one for one in found if price(one.messages) > LONGER * budget][: data.most] if name in LIVED else found
 
 
-def line(all_lived: Sequence[Lived]) -> str:
-    """Format the figures of all conversations together as one line."""
-    names = "requests over broken cost whole pointed one_shot_cost sent compiles asked fallbacks".split()
-    total = {name: sum(getattr(one, name) for one in all_lived) for name in names}
-    mean, low, high = (100 * one for one in recall.interval([one.held for one in all_lived]))
-    requests = total["requests"]
-    pairs = [(one.held, one.one_shot) for one in all_lived if one.one_shot]
+def line(value: Mapping[str, Any]) -> str:
+    mean, low, high = (100 * share for share in recall.interval(value["held"]))
     shown = [f"held {mean:.1f} [{low:.0f}, {high:.0f}]"]
-    if pairs:
-        once = 100 * fmean(value for _, values in pairs for value in values)
+    if pairs := [pair for pair in zip(value["held"], value["one_shot"], strict=True) if pair[1]]:
+        once = 100 * fmean(share for _, shares in pairs for share in shares)
         less = [[here - there for here, there in zip(*pair, strict=True)] for pair in pairs]
-        delta, least, most = (100 * one for one in recall.interval(less))
+        delta, least, most = (100 * points for points in recall.interval(less))
         shown.append(f"one-shot {once:.1f} (Δ {delta:+.1f} [{least:+.0f}, {most:+.0f}])")
     shown += [
-        f"unasked {100 * fmean(value for one in all_lived for value in one.unasked):.1f}",
-        f"cost {total['cost'] / total['whole']:.3f}",
-        f"tokens {total['cost'] / requests:,.0f}",
-        f"breakpoints {total['pointed'] / total['whole']:.3f}",
-        f"sent {total['sent'] / requests:,.0f}",
-        f"over {total['over']}",
-        f"broken {total['broken']}",
-        f"cycles {total['compiles']}",
-        f"model calls {total['asked']}",
-        f"fallbacks {total['fallbacks']}",
-        f"{requests:,} requests",
+        f"unasked {100 * fmean(share for shares in value['unasked'] for share in shares):.1f}",
+        f"cost {value['cost'] / value['whole']:.3f}",
+        f"tokens {value['cost'] / value['requests']:,.0f}",
+        f"breakpoints {value['pointed'] / value['whole']:.3f}",
+        f"sent {value['sent'] / value['requests']:,.0f}",
+        f"over {value['over']}",
+        f"broken {value['broken']}",
+        f"cycles {value['compiles']}",
+        f"model calls {value['asked']}",
+        f"fallbacks {value['fallbacks']}",
+        f"{value['requests']:,} requests",
     ]
-    if total["one_shot_cost"]:
-        shown.insert(4, f"one-shot cost {total['one_shot_cost'] / total['whole']:.3f}")
+    if value["one_shot_cost"]:
+        shown.insert(4, f"one-shot cost {value['one_shot_cost'] / value['whole']:.3f}")
     return " | ".join(shown)
 
 
-def _run(number: int, chosen: argparse.Namespace, given: Mapping[str, Any]) -> Lived:
-    data = at_hand(False, chosen.every)
-    conversation = conversations(data, chosen.data, chosen.budget)[number]
-    doing = ours(
-        conversation,
-        chosen.budget,
-        data,
-        scenario=chosen.scenario,
-        model=chosen.model,
-        paired=True,
-        seed=chosen.seed,
-        most=chosen.turns,
-        **given,
+def by_kind(lives: Sequence[Lived]) -> Iterator[str]:
+    kinds = [kind for lived in lives for kind in lived.kinds]
+    held, once = (
+        recall.by_kind(kinds, shares) if shares else {}
+        for shares in ([share for lived in lives for share in getattr(lived, name)] for name in ("held", "one_shot"))
     )
-    return asyncio.run(doing)
+    for kind, (share, number) in held.items():
+        beside = f" | one-shot {100 * once[kind][0]:.1f}" if kind in once else ""
+        yield f"  {kind}: held {100 * share:.1f}{beside} | {number} questions"
+
+
+def _run(number: int, options: Any, given: Mapping[str, Any]) -> Lived:
+    data = at_hand(False, options.every)
+    conversation = conversations(data, options.data, options.budget)[number]
+    chosen = {"scenario": options.scenario, "model": options.model, "seed": options.seed, "most": options.turns}
+    return asyncio.run(ours(conversation, options.budget, data, paired=not options.no_paired, **chosen, **given))
 
 
 def _given(text: str) -> tuple[str, Any]:
@@ -402,45 +377,35 @@ def _given(text: str) -> tuple[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="locomo", choices=[*recall.SETS, *LIVED], help="data set")
-    parser.add_argument("--budget", type=int, default=4_000, help="tokens for a request's messages")
-    parser.add_argument("--scenario", default="plain", choices=SCENARIOS, help="kind of conversation")
-    parser.add_argument("--model", default="none", choices=MODELS, help="writer of summaries")
-    parser.add_argument("--every", type=int, default=1, help="ask one question in N, drawn with a fixed seed")
-    parser.add_argument("--conversations", type=int, default=None, help="use only the first N conversations")
-    parser.add_argument("--turns", type=int, default=None, help="run only the first N turns")
-    parser.add_argument(
-        "--set",
-        action="append",
-        type=_given,
-        default=[],
-        metavar="NAME=VALUE",
-        dest="given",
-        help="argument of ContextCompiler; may be repeated",
+    options = arguments(
+        __doc__,
+        data=(*recall.SETS, *LIVED),
+        budget=4_000,
+        scenario=SCENARIOS,
+        model=MODELS,
+        every=1,
+        conversations=int,
+        turns=int,
+        set=[str],
+        seed=recall.SEED,
+        jobs=1,
+        kinds=False,
+        no_paired=False,
     )
-    parser.add_argument("--seed", type=int, default=recall.SEED, help="seed for the positions of the questions")
-    parser.add_argument("--jobs", type=int, default=1, help="number of processes")
-    parser.add_argument("--kinds", action="store_true", help="also print a line for every kind of question")
-    chosen = parser.parse_args()
-    started = time.perf_counter()
-    there = conversations(at_hand(False, chosen.every), chosen.data, chosen.budget)
-    count = len(there[: chosen.conversations])
-    given = dict(chosen.given)
-    if chosen.jobs > 1:
-        with ProcessPoolExecutor(chosen.jobs) as pool:
-            found = list(pool.map(_run, range(count), [chosen] * count, [given] * count))
+    started, given = time.perf_counter(), dict(map(_given, options.set))
+    there = conversations(at_hand(False, options.every), options.data, options.budget)
+    numbers = range(len(there[: options.conversations]))
+    run = partial(_run, options=options, given=given)
+    if options.jobs > 1:
+        with ProcessPoolExecutor(options.jobs) as pool:
+            lives = list(pool.map(run, numbers))
     else:
-        found = [_run(number, chosen, given) for number in range(count)]
-    if chosen.kinds:
-        kinds = [kind for one in found for kind in one.kinds]
-        once = recall.by_kind(kinds, [value for one in found for value in one.one_shot]) if found[0].one_shot else {}
-        for kind, (held, number) in recall.by_kind(kinds, [value for one in found for value in one.held]).items():
-            beside = f" | one-shot {100 * once[kind][0]:.1f}" if kind in once else ""
-            print(f"  {kind}: held {100 * held:.1f}{beside} | {number} questions")
-    what = f"{chosen.data} {chosen.budget:,} {chosen.scenario} model={chosen.model}"
+        lives = list(map(run, numbers))
+    for text in by_kind(lives) if options.kinds else ():
+        print(text)
+    what = f"{options.data} {options.budget:,} {options.scenario} model={options.model}"
     what += "".join(f" {name}={value}" for name, value in given.items())
-    print(f"{what}: {line(found)} | {time.perf_counter() - started:.0f} s")
+    print(f"{what}: {line(total(lives))} | {time.perf_counter() - started:.0f} s")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ received, read without this package; before it, no assertion may fail.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import tempfile
@@ -39,6 +38,8 @@ from pydantic_ai.models import Model
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.wrapper import WrapperModel
 
+from benchmarks.command import arguments
+from benchmarks.tables import markdown
 from context_compiler import ContextCompiler
 from context_compiler.testing import ContextFailure, LiveConversation, live_async, recorded_async
 
@@ -54,8 +55,7 @@ KINDS = (RULE_CUT, STALE, PAIR, SENT, OVER, BUSTED)
 
 
 def strategies() -> dict[str, Callable[[], list[Any]]]:
-    """The capabilities of each strategy that is installed."""
-    found: dict[str, Callable[[], list[Any]]] = {
+    strategies: dict[str, Callable[[], list[Any]]] = {
         "context-compiler": lambda: [ContextCompiler(budget=BUDGET, model="none", store=None, system=None)],
         "none": lambda: [],
     }
@@ -63,7 +63,7 @@ def strategies() -> dict[str, Callable[[], list[Any]]]:
         from benchmarks.peers import harness
 
         writer = FunctionModel(lambda messages, info: ModelResponse(parts=[TextPart("All went on as planned.")]))
-        found |= {
+        strategies |= {
             "harness, sliding window": lambda: harness.window(BUDGET, harness.LIVE),
             "harness, clears results": lambda: harness.clearing(BUDGET),
             "harness, tiers": lambda: harness.tiers(BUDGET, harness.LIVE),
@@ -75,8 +75,8 @@ def strategies() -> dict[str, Callable[[], list[Any]]]:
         async def trim(messages: list[ModelMessage]) -> list[ModelMessage]:
             return list(await trimmed(messages, BUDGET))
 
-        found["LangChain, trim_messages"] = lambda: [ProcessHistory(trim)]
-    return found
+        strategies["LangChain, trim_messages"] = lambda: [ProcessHistory(trim)]
+    return strategies
 
 
 @dataclass
@@ -154,19 +154,18 @@ def prompts(seed: int) -> list[str]:
 
 def edited(message: ModelMessage, change: Callable[[str], str]) -> ModelMessage:
     """A copy of a message with other texts."""
-    parts: list[Any] = []
-    for part in message.parts:
-        content = getattr(part, "content", None)
+
+    def other(content: Any) -> Any:
+        if isinstance(content, str):
+            return change(content)
         if isinstance(content, list):
-            pieces = [one if not isinstance(one, str) else change(one) for one in content]
-            pieces = [
-                one if not hasattr(one, "content") else replace(one, content=change(one.content)) for one in pieces
-            ]
-            part = replace(part, content=pieces)
-        elif isinstance(content, str):
-            part = replace(part, content=change(content))
-        parts.append(part)
-    return replace(message, parts=parts)
+            return [other(piece) for piece in content]
+        return replace(content, content=change(content.content)) if hasattr(content, "content") else content
+
+    def edited_part(part: Any) -> Any:
+        return replace(part, content=other(part.content)) if getattr(part, "content", None) else part
+
+    return replace(message, parts=[*map(edited_part, message.parts)])
 
 
 def with_prompt(messages: list[ModelMessage], text: str) -> list[ModelMessage]:
@@ -183,43 +182,35 @@ def strings(value: Any) -> Iterator[str]:
 
 def plain(messages: Sequence[ModelMessage]) -> list[str]:
     """The texts and ids of each message, without times and usage."""
-    found: list[str] = []
+    texts: list[str] = []
     for message in ModelMessagesTypeAdapter.dump_python(list(messages), mode="json"):
-        parts = [{name: one for name, one in part.items() if name != "timestamp"} for part in message["parts"]]
-        found.append("\n".join(strings(parts)))
-    return found
+        parts = [{name: value for name, value in part.items() if name != "timestamp"} for part in message["parts"]]
+        texts.append("\n".join(strings(parts)))
+    return texts
 
 
 def expected(case: Case, rewrites: int) -> int | None:
     """Number of the first request with a loss of the case's kind, by the messages that the model received."""
     texts = [plain(messages) for messages in case.received]
-    whole = ["\n".join(one) for one in texts]
-    numbers = range(1, len(whole) + 1)
-    if case.kind == RULE_CUT:
-        return next((at for at in numbers if at > first(whole, RULE) and RULE not in whole[at - 1]), None)
-    if case.kind == STALE:
-        since = first(whole, NEW)
-        return next(
-            (at for at in numbers if at > since and SUBJECT in whole[at - 1] and NEW not in whole[at - 1]), None
-        )
-    if case.kind == PAIR:
-        return next((at for at in numbers if not paired(case.received[at - 1])), None)
-    if case.kind == SENT:
-        return next((at for at in numbers if SECRET in whole[at - 1]), None)
-    if case.kind == OVER:
-        return next((at for at in numbers if len(whole[at - 1].split()) > ROOM // 2), None)
-    return next(iter(busted(texts)[rewrites:]), None)
+    if case.kind == BUSTED:
+        return next(iter(busted(texts)[rewrites:]), None)
+    whole = ["\n".join(parts) for parts in texts]
+    said_first = {RULE_CUT: RULE, STALE: NEW}.get(case.kind, "")
+    since = next(number for number, text in enumerate(whole) if said_first in text)
+    lost: dict[str, Callable[[int], bool]] = {
+        RULE_CUT: lambda number: number > since and RULE not in whole[number],
+        STALE: lambda number: number > since and SUBJECT in whole[number] and NEW not in whole[number],
+        PAIR: lambda number: not paired(case.received[number]),
+        SENT: lambda number: SECRET in whole[number],
+        OVER: lambda number: len(whole[number].split()) > ROOM // 2,
+    }
+    return next((number + 1 for number in range(len(whole)) if lost[case.kind](number)), None)
 
 
 def busted(texts: Sequence[Sequence[str]]) -> list[int]:
     """Numbers of the requests that do not begin with the request before."""
     pairs = zip(texts, texts[1:], strict=False)
-    return [at for at, (before, now) in enumerate(pairs, 2) if list(now[: len(before)]) != list(before)]
-
-
-def first(texts: Sequence[str], wanted: str) -> int:
-    """Number of the request in which something is said first."""
-    return next(at for at, text in enumerate(texts, 1) if wanted in text)
+    return [number for number, (before, now) in enumerate(pairs, 2) if list(now[: len(before)]) != list(before)]
 
 
 def paired(messages: Sequence[ModelMessage]) -> bool:
@@ -248,7 +239,7 @@ async def find(case: Case, capabilities: list[Any]) -> tuple[int | None, int | N
     """Number of the request with the loss, number of the one that the assertion names, and its explanation."""
     conversation = await case.live(capabilities)
     texts = [plain(messages) for messages in case.received]
-    rewrites = sum(at < case.at for at in busted(texts))
+    rewrites = sum(number < case.at for number in busted(texts))
     check, assertion = CHECKS[case.kind]
     try:
         assertion(conversation, rewrites)
@@ -267,7 +258,7 @@ def cases(count: int) -> Iterator[Case]:
 
 
 async def measure(count: int, runs: int) -> None:
-    found: Counter[tuple[str, str]] = Counter()
+    named_right: Counter[tuple[str, str]] = Counter()
     every: Counter[tuple[str, str]] = Counter()
     changing = 0
     for case in cases(count):
@@ -275,14 +266,12 @@ async def measure(count: int, runs: int) -> None:
         wanted, named, text = outcomes[0]
         changing += any(outcome != outcomes[0] for outcome in outcomes)
         every[case.strategy, case.kind] += 1
-        found[case.strategy, case.kind] += wanted is not None and wanted == named
+        named_right[case.strategy, case.kind] += wanted is not None and wanted == named
         if wanted is None or wanted != named:
             print(f"seed {case.seed}, {case.strategy}, {case.kind}: lost at {wanted}, found at {named}\n{text}")
-    print(f"| strategy | {' | '.join(KINDS)} |\n|---|{'---:|' * len(KINDS)}")
-    for name in strategies():
-        cells = (f"{found[name, kind]} of {every[name, kind]}" for kind in KINDS)
-        print(f"| {name} | {' | '.join(cells)} |")
-    print(f"\nfound: {found.total()} of {every.total()}; runs of each: {runs}, of which any differs: {changing}")
+    rows = [[name, *(f"{named_right[name, kind]} of {every[name, kind]}" for kind in KINDS)] for name in strategies()]
+    print(markdown(("strategy", *KINDS), rows))
+    print(f"\nfound: {named_right.total()} of {every.total()}; runs of each: {runs}, of which any differs: {changing}")
 
 
 async def check_recorded(requests: int) -> None:
@@ -305,13 +294,9 @@ async def check_recorded(requests: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=100)
-    parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--recorded", type=int, default=0)
-    given = parser.parse_args()
+    options = arguments(__doc__, cases=100, runs=1, recorded=0)
     started = time.process_time()
-    asyncio.run(check_recorded(given.recorded) if given.recorded else measure(given.cases, given.runs))
+    asyncio.run(check_recorded(options.recorded) if options.recorded else measure(options.cases, options.runs))
     print(f"CPU: {time.process_time() - started:.1f} s")
 
 

@@ -10,7 +10,6 @@ the real prompts, and scripted answers of 230 tokens.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -23,16 +22,18 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.usage import RequestUsage
 
+from benchmarks.command import arguments
 from benchmarks.data import GENERATED, at_hand
-from benchmarks.lived import conversations, life_of, script_of, turns_of
-from benchmarks.peers.baselines import READER
+from benchmarks.lived import conversations, life_of, live
+from benchmarks.peers.baselines import price
 from benchmarks.recall import Conversation
-from benchmarks.tables import markdown
-from benchmarks.waiting import NOTES, SETS
+from benchmarks.tables import DASH, markdown
 from context_compiler import ContextCompiler, View
 from context_compiler.tokens import as_counter
 from context_compiler.tokens.prices import Price, dollars, price_of
 
+SETS = {"locomo": 4_000, "beam-100k": 16_000, "tau": 2_000, "pi": 16_000}
+NOTES = "- **Goal**: go on with what was asked.\n" + "- **Done**: another part of the work, as agreed.\n" * 20
 MODELS = {
     "openai:gpt-5": "openai:gpt-5-nano",
     "anthropic:claude-sonnet-5-5": "anthropic:claude-haiku-5-5",
@@ -50,33 +51,26 @@ HEAD = (
 
 @dataclass(slots=True, kw_only=True)
 class Tokens:
-    """Token counts of sessions, by request and by compile."""
+    """Token counts of a session, by request and by compile."""
 
-    sessions: int = 0
     sent: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """For each request as sent: its tokens, and how many of them are cached."""
     everything: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     compiles: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """For each compile: input tokens and output tokens."""
 
-    def add(self, other: Tokens) -> None:
-        """Add other sessions."""
-        self.sessions += other.sessions
-        self.sent += other.sent
-        self.everything += other.everything
-        self.compiles += other.compiles
-
     def input_cost(self, model: str) -> tuple[Decimal, Decimal]:
         """Return the cost in US dollars of the input as sent, and of everything."""
-        price = known(model)
-        return (
-            sum((price.cost(tokens, cached=cached) for tokens, cached in self.sent), Decimal(0)),
-            sum((price.cost(tokens, cached=cached) for tokens, cached in self.everything), Decimal(0)),
+        of_model = known(model)
+        sent, everything = (
+            sum((of_model.cost(tokens, cached=cached) for tokens, cached in requests), Decimal(0))
+            for requests in (self.sent, self.everything)
         )
+        return sent, everything
 
     def compile_cost(self, model: str) -> Decimal:
         """Return the cost in US dollars of the compiles."""
-        return sum((known(model).cost(given, output=told) for given, told in self.compiles), Decimal(0))
+        return sum((known(model).cost(tokens, output=output) for tokens, output in self.compiles), Decimal(0))
 
 
 def known(model: str) -> Price:
@@ -87,72 +81,58 @@ def known(model: str) -> Price:
     return price
 
 
-async def live(conversation: Conversation, budget: int, **given: Any) -> Tokens:
-    """Run one conversation; `given` are arguments of `ContextCompiler`."""
-    done, count = Tokens(sessions=1), as_counter(None).text
+async def run(conversation: Conversation, budget: int, **settings: Any) -> Tokens:
+    """Run one conversation; `settings` are arguments of `ContextCompiler`."""
+    tokens, count = Tokens(), as_counter(None).text
 
     async def write(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        tokens = sum(READER.one(message).tokens for message in messages) + count(info.instructions or "")
-        done.compiles.append((tokens, count(NOTES)))
-        return ModelResponse(parts=[TextPart(NOTES)], usage=RequestUsage(input_tokens=tokens, output_tokens=1))
+        size = price(messages) + count(info.instructions or "")
+        tokens.compiles.append((size, count(NOTES)))
+        return ModelResponse(parts=[TextPart(NOTES)], usage=RequestUsage(input_tokens=size, output_tokens=1))
 
     def note(view: View) -> None:
-        record = view.record
-        facts: Any = record.ledger["price"] if record is not None else {}
-        if record is not None:
-            done.sent.append((record.tokens_sent, facts["cached"]))
-            done.everything.append((record.tokens_raw, facts["cached_raw"]))
+        if (record := view.record) is not None:
+            facts: Any = record.ledger["price"]
+            tokens.sent.append((record.tokens_sent, facts["cached"]))
+            tokens.everything.append((record.tokens_raw, facts["cached_raw"]))
 
-    wanted: dict[str, Any] = {"model": FunctionModel(write), "record": "off", "system": None} | given
-    compiler = ContextCompiler(budget=budget, on_view=note, **wanted)
-    life = life_of(conversation, compiler)
-    for number, turn in enumerate(turns_of(conversation)[1], 1):
-        await life.turn(turn.prompt, script_of(turn, "plain", number))
-    return done
+    wanted: dict[str, Any] = {"model": FunctionModel(write), "record": "off", "system": None} | settings
+    life = life_of(conversation, ContextCompiler(budget=budget, on_view=note, **wanted))
+    await live(conversation, life, budget, paired=False)
+    return tokens
 
 
-def measure(conversation: Conversation, budget: int, given: dict[str, Any]) -> Tokens:
-    """Run one conversation; called in a worker process."""
-    return asyncio.run(live(conversation, budget, **given))
+def measure(conversation: Conversation, budget: int, settings: dict[str, Any]) -> Tokens:
+    return asyncio.run(run(conversation, budget, **settings))
 
 
-def rows(name: str, way: str, tokens: Tokens, models: Sequence[str]) -> list[list[str]]:
-    """Build a row for each model, in dollars per session."""
-    found: list[list[str]] = []
-    for model in models:
-        sent, everything = (amount / tokens.sessions for amount in tokens.input_cost(model))
-        large = tokens.compile_cost(model) / tokens.sessions
-        small = tokens.compile_cost(MODELS[model]) / tokens.sessions if model in MODELS else None
-        shown = [dollars(sent), dollars(everything), dollars(large), "–" if small is None else dollars(small)]
-        shares = [f"{(sent + more) / everything:.2f}" for more in (large, small) if more is not None]
-        size = f"{tokens.sessions} · {len(tokens.sent):,} · {len(tokens.compiles):,}"
-        found.append([name, way, size, model.partition(":")[2], *shown, " / ".join(shares)])
-    return found
+def row(name: str, way: str, sessions: Sequence[Tokens], model: str) -> list[str]:
+    """Build the row of a model, in dollars per session."""
+    inputs = [tokens.input_cost(model) for tokens in sessions]
+    sent, everything = (sum(column, Decimal(0)) / len(sessions) for column in zip(*inputs, strict=True))
+    writers = [model, *([MODELS[model]] if model in MODELS else [])]
+    compiles = [sum(tokens.compile_cost(writer) for tokens in sessions) / len(sessions) for writer in writers]
+    requests, asked = (sum(len(getattr(tokens, name)) for tokens in sessions) for name in ("sent", "compiles"))
+    counts = " · ".join(f"{count:,}" for count in (len(sessions), requests, asked))
+    shown = [*map(dollars, (sent, everything, *compiles)), *([DASH] if len(compiles) < 2 else [])]
+    shares = " / ".join(f"{(sent + more) / everything:.2f}" for more in compiles)
+    return [name, way, counts, model.partition(":")[2], *shown, shares]
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--data", choices=sorted(SETS), help="default: all")
-    parser.add_argument("--budget", type=int)
-    parser.add_argument("--most", type=int, help="maximum number of conversations of a set")
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--model", action="append", help="such as openai:gpt-5; may be repeated; default: three models")
-    given = parser.parse_args()
-    data, models = at_hand(False, 1), given.model or list(MODELS)
-    sets = {name: given.budget or budget for name, budget in SETS.items() if given.data in (None, name)}
+    options = arguments(__doc__, data=("all", *SETS), budget=0, most=int, jobs=1, model=[str])
+    data, models = at_hand(False, 1), options.model or list(MODELS)
+    sets = {name: options.budget or budget for name, budget in SETS.items() if options.data in ("all", name)}
     if data.folder is None:
-        sets = {GENERATED: given.budget or 600}
-    done: list[list[str]] = []
-    with ProcessPoolExecutor(given.jobs) as pool:
+        sets = {GENERATED: options.budget or 600}
+    rows: list[list[str]] = []
+    with ProcessPoolExecutor(options.jobs) as pool:
         for name, budget in sets.items():
-            found = conversations(data, name, budget)[: given.most]
-            for way, chosen in WAYS.items():
-                tokens = Tokens()
-                for one in pool.map(partial(measure, budget=budget, given=chosen), found):
-                    tokens.add(one)
-                done += rows(f"{name}, {budget:,}", way, tokens, models)
-    print(markdown(HEAD, done))
+            chosen = conversations(data, name, budget)[: options.most]
+            for way, settings in WAYS.items():
+                sessions = list(pool.map(partial(measure, budget=budget, settings=settings), chosen))
+                rows += [row(f"{name}, {budget:,}", way, sessions, model) for model in models]
+    print(markdown(HEAD, rows))
 
 
 if __name__ == "__main__":

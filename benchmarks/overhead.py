@@ -1,30 +1,37 @@
-"""Time of a request through the host, with this package, without it, and with a peer.
+"""Time of a request through the host, with this package, without it, and with a peer; and of finding a recall block.
 
     python -m benchmarks.overhead [--sizes 100,1000,10000] [--repeat 9]
+    python -m benchmarks.overhead --blocks [--budgets 4000,16000] [--questions 100]
 
 Every row is one `Agent.run` with a model that answers at once, on the same tool-using history. The runs of all rows are
 interleaved; the table shows medians and their ratio to the host alone. It shows CPU time as well as wall time, because
 machines are shared. `cold` is the first request with messages that were just deserialised. Peers
 (`summarization-pydantic-ai`, `pydantic-ai-harness`) are left out if they are not installed.
+
+With `--blocks`, two agents share 2,000 messages of LoCoMo's conversations, joined. One has a recall block for each
+question, the other is the host alone. The questions are asked one after the other, in an order drawn with a fixed seed,
+each as a user turn of the growing conversation; requests of both agents are interleaved. CPU time is measured around
+the search for a block and around the host's whole run. A search that finds that the view must be cut back first counts
+too. The first questions, which read the conversation, count only for `first ms`.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
-import resource
+import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from pydantic_ai import Agent
 from pydantic_ai.capabilities import ProcessHistory
@@ -40,10 +47,16 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from benchmarks.machine import machine
-from context_compiler import ContextCompiler, TokenCounter, compile_view
+from benchmarks import recall
+from benchmarks.command import arguments, machine
+from benchmarks.data import GENERATED, Data, at_hand
+from benchmarks.tables import markdown
+from context_compiler import ContextCompiler
+from context_compiler.middleware import respond
 
 VIEW, RAW = 8_000, 10_000_000
+WARM = 3
+BLOCKS_HEAD = ("budget", "messages", "blocks", "median ms", "p90 ms", "first ms", "host, median ms", "median × host")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +67,7 @@ class Row:
     way: str
     wall_ms: float
     cpu_ms: float
-    cold_ms: float | None
+    cold_ms: float
     sent: int
     """Messages that reached the model."""
 
@@ -77,15 +90,15 @@ def history(count: int) -> list[ModelMessage]:
 
 def ways(folder: Path) -> dict[str, Callable[[], list[Any]]]:
     """Return the ways to send a history, by name, as functions that build their capabilities."""
-    found: dict[str, Callable[[], list[Any]]] = {
+    ways: dict[str, Callable[[], list[Any]]] = {
         "the host alone": list,
         "ProcessHistory doing nothing": lambda: [ProcessHistory(_same)],
         "ours, raw sent": lambda: [_ours(folder / "raw.db", RAW)],
         "ours, raw sent, record off": lambda: [_ours(None, RAW, record="off")],
         f"ours, a view of {VIEW:,} tokens": lambda: [_ours(folder / "view.db", VIEW)],
     }
-    found |= _peers()
-    return found
+    ways |= _peers()
+    return ways
 
 
 def _same(messages: list[ModelMessage]) -> list[ModelMessage]:
@@ -97,19 +110,18 @@ def _ours(store: Path | None, budget: int, **more: Any) -> ContextCompiler:
 
 
 def _peers() -> dict[str, Callable[[], list[Any]]]:
-    """Return the sliding windows of the installed peers."""
-    found: dict[str, Callable[[], list[Any]]] = {}
+    windows: dict[str, Callable[[], list[Any]]] = {}
     with suppress(ImportError):
         summarization = import_module("pydantic_ai_summarization")
-        found["summarization-pydantic-ai, sliding window"] = lambda: [
+        windows["summarization-pydantic-ai, sliding window"] = lambda: [
             summarization.SlidingWindowCapability(trigger=("tokens", VIEW), keep=("tokens", VIEW // 2))
         ]
     with suppress(ImportError):
         harness = import_module("pydantic_ai_harness.compaction")
-        found["harness, sliding window"] = lambda: [
+        windows["harness, sliding window"] = lambda: [
             harness.SlidingWindowCompaction(max_tokens=VIEW, keep_tokens=VIEW // 2)
         ]
-    return found
+    return windows
 
 
 async def measured(count: int, folder: Path, repeat: int) -> list[Row]:
@@ -154,64 +166,115 @@ async def _once(agent: Agent[None, str], messages: list[ModelMessage]) -> tuple[
     return (time.perf_counter() - wall) * 1000, (time.process_time() - cpu) * 1000
 
 
-def imports(repeat: int = 5) -> tuple[float, float]:
-    """Return milliseconds to import `pydantic_ai`, and the extra ones for `context_compiler` with its main names."""
-    code = "import time; a=time.perf_counter(); import pydantic_ai; b=time.perf_counter(); "
-    code += "import context_compiler; c=time.perf_counter(); print(b-a, c-b)"
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(repeat)
-    ]
-    pairs = [tuple(map(float, run.stdout.split())) for run in runs]
-    return tuple(statistics.median(pair[side] for pair in pairs) * 1000 for side in (0, 1))  # pyright: ignore[reportReturnType]
-
-
-async def half_a_million() -> tuple[int, float]:
-    """Return the tokens of a long history, and the seconds to view it, cold and without a model."""
-    messages = ModelMessagesTypeAdapter.validate_json(ModelMessagesTypeAdapter.dump_json(history(10_860)))
-    started = time.perf_counter()
-    view = await compile_view(messages, "extractive", 16_000, system=None, counter=TokenCounter())
-    assert view.tokens <= 16_000 and view.record is not None
-    return view.record.tokens_raw, time.perf_counter() - started
-
-
 def table(rows: list[Row]) -> str:
     """Format the rows as markdown, each compared with the host alone on the same history."""
     alone = {row.messages: row for row in rows if row.way == "the host alone"}
-    lines = [
-        "| messages | way | reach the model | wall ms | × host | CPU ms | × host | cold ms |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    cells: list[list[str]] = []
     for row in rows:
         host = alone[row.messages]
-        figures = (
-            f"{row.wall_ms:.1f} | {row.wall_ms / host.wall_ms:.2f} | {row.cpu_ms:.1f} | {row.cpu_ms / host.cpu_ms:.2f}"
-        )
-        lines.append(f"| {row.messages:,} | {row.way} | {row.sent:,} | {figures} | {row.cold_ms:.0f} |")
-    return "\n".join(lines)
+        wall = (f"{row.wall_ms:.1f}", f"{row.wall_ms / host.wall_ms:.2f}")
+        cpu = (f"{row.cpu_ms:.1f}", f"{row.cpu_ms / host.cpu_ms:.2f}")
+        cells.append([f"{row.messages:,}", row.way, f"{row.sent:,}", *wall, *cpu, f"{row.cold_ms:.0f}"])
+    return markdown(("messages", "way", "reach the model", "wall ms", "× host", "CPU ms", "× host", "cold ms"), cells)
 
 
-async def main() -> None:
-    """Measure and print."""
-    given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    given.add_argument("--sizes", default="100,1000,10000", help="lengths of the histories, in messages")
-    given.add_argument("--repeat", type=int, default=9, help="measured runs per row")
-    asked = given.parse_args()
+def conversation(data: Data, count: int) -> tuple[list[ModelMessage], list[str]]:
+    """Return at most `count` messages that end with an answer, and questions about them."""
+    messages: list[ModelMessage] = []
+    questions: list[str] = []
+    for source in data.conversations("locomo" if "locomo" in data.asked else GENERATED):
+        questions += [question.text for question in source.questions if len(messages) + question.after < count]
+        messages += source.messages
+    messages = messages[:count]
+    while isinstance(messages[-1], ModelRequest):
+        messages.pop()
+    random.Random(recall.SEED).shuffle(questions)
+    return messages, questions
+
+
+async def measured_blocks(data: Data, budget: int, count: int, asked: int) -> dict[str, float]:
+    """Measure one row: CPU milliseconds of finding a block, and of the host's runs with the same questions."""
+    messages, questions = conversation(data, count)
+    ours = Agent(
+        FunctionModel(_answer), capabilities=[ContextCompiler(budget=budget, model="none", store=None, system=None)]
+    )
+    host: Agent[None, str] = Agent(FunctionModel(_answer))
+    stored, alone = messages, messages
+    blocks: list[float] = []
+    hosts: list[float] = []
+    gc.freeze()  # so that no collection walks the objects that exist already
+    for question in islice(cycle(questions), WARM + asked):
+        gc.collect()
+        with _timing() as spent:
+            stored = (await ours.run(question, message_history=stored)).all_messages()
+        blocks.append(sum(spent))
+        gc.collect()
+        begun = time.process_time()
+        alone = (await host.run(question, message_history=alone)).all_messages()
+        hosts.append(1000 * (time.process_time() - begun))
+    asking = blocks[WARM:]
+    return {
+        "budget": budget,
+        "messages": len(messages),
+        "blocks": len(asking),
+        "median": statistics.median(asking),
+        "p90": statistics.quantiles(asking, n=10)[-1],
+        "first": blocks[0],
+        "host": statistics.median(hosts[WARM:]),
+    }
+
+
+def _answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+    return ModelResponse(parts=[TextPart("I see.")])
+
+
+@contextmanager
+def _timing() -> Generator[list[float]]:
+    """Collect the CPU milliseconds of each search for a block."""
+    spent: list[float] = []
+
+    def timed(search: Callable[..., Any]) -> Callable[..., Any]:
+        def searching(*args: Any, **options: Any) -> Any:
+            begun = time.process_time()
+            try:
+                return search(*args, **options)
+            finally:
+                spent.append(1000 * (time.process_time() - begun))
+
+        return searching
+
+    with patch.multiple(
+        respond,
+        find_first_block=timed(respond.find_first_block),
+        lacks_room_for_block=timed(respond.lacks_room_for_block),
+    ):
+        yield spent
+
+
+def block_table(budgets: Sequence[int], messages: int, questions: int) -> str:
+    """Measure recall blocks within each budget, and format a table."""
+    rows: list[list[str]] = []
+    for budget in budgets:
+        row = asyncio.run(measured_blocks(at_hand(False, 1), budget, messages, questions))
+        times = [f"{row[name]:.1f}" for name in ("median", "p90", "first", "host")]
+        counts = [f"{row[name]:,}" for name in ("budget", "messages", "blocks")]
+        rows.append([*counts, *times, f"{row['median'] / row['host']:.2f}"])
+    return markdown(BLOCKS_HEAD, rows)
+
+
+def main() -> None:
+    options = arguments(__doc__, sizes="100,1000,10000", repeat=9, blocks=False, budgets="4000,16000", questions=100)
+    if options.blocks:
+        budgets = [int(budget) for budget in options.budgets.split(",")]
+        print(f"{machine()}\n\n{block_table(budgets, 2_000, options.questions)}")
+        return
     rows: list[Row] = []
-    for size in map(int, asked.sizes.split(",")):
+    for size in map(int, options.sizes.split(",")):
         with tempfile.TemporaryDirectory() as folder:
             print(f"{size:,} messages …", file=sys.stderr)
-            rows += await measured(size, Path(folder), asked.repeat)
-    print(f"{machine()}\n\n{table(rows)}\n")
-    if not _peers():
-        print("No peers: neither summarization-pydantic-ai nor pydantic-ai-harness is installed.\n")
-    host, ours = imports()
-    print(f"`import context_compiler`: {ours:.0f} ms over `import pydantic_ai` ({host:.0f} ms).")
-    tokens, seconds = await half_a_million()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(
-        f"A view of {tokens:,} tokens, cold, without a model: {seconds:.1f} s; {peak:.2f} GiB at most in this process."
-    )
+            rows += asyncio.run(measured(size, Path(folder), options.repeat))
+    print(f"{machine()}\n\n{table(rows)}")
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

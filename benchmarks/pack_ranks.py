@@ -8,7 +8,6 @@ its SHA-256 is the one in tiktoken's source.
 
 from __future__ import annotations
 
-import argparse
 import lzma
 import sys
 from base64 import b64decode
@@ -37,18 +36,14 @@ def payload(published: bytes) -> bytes:
     return bytes(map(len, tokens)) + b"".join(tokens)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("published", type=Path, help="o200k_base.tiktoken")
-    parser.add_argument("packed", type=Path, nargs="?", default=HERE.parent / "context_compiler/data/o200k.xz")
-    arguments = parser.parse_args()
-    unpacked = payload(arguments.published.read_bytes())
+def main(published: str, packed: str = str(HERE.parent / "context_compiler/data/o200k.xz")) -> None:
+    unpacked = payload(Path(published).read_bytes())
     digest = sha256(unpacked).hexdigest()
-    arguments.packed.write_bytes(lzma.compress(unpacked, filters=FILTERS))
-    print(f"{arguments.packed}: {arguments.packed.stat().st_size:,} bytes, {RANKS:,} tokens, DIGEST {digest}")
+    size = Path(packed).write_bytes(lzma.compress(unpacked, filters=FILTERS))
+    print(f"{packed}: {size:,} bytes, {RANKS:,} tokens, DIGEST {digest}")
     if digest != DIGEST:
         sys.exit("put this DIGEST into context_compiler/tokens/__init__.py")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:]) if sys.argv[1:] not in ([], ["--help"]) else print(__doc__)

@@ -1,19 +1,14 @@
 """Time to record a request in PostgreSQL, compared with a file.
 
     python -m benchmarks.postgres [--messages 400] [--requests 200] [--processes 8] [--sessions 200]
-    python -m benchmarks.postgres --cut 30
 
 A new cluster with `fsync` on is started for the benchmark and removed afterwards. `save` is the request of a growing
 session; `turn` is two saves and so two commits, one of the previous answer and one of the request. All are measured in
-rotating order. Then several processes save short sessions at once.
-
-`--cut` measures something else: it cuts the network to the server for that many seconds under load, and reports what
-happened to the runs and the record.
+rotating order. Then several processes, started with `--write` and `--process`, save short sessions at once.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import statistics
@@ -23,16 +18,14 @@ import tempfile
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from benchmarks.store import Chain, chain, entries, prose, recorded
-from context_compiler.errors import StoreError
+from benchmarks.command import arguments
+from benchmarks.store import Chain, entries, prose, recorded
 from context_compiler.record.postgres import PostgresStore
 from context_compiler.record.store import Store, open_place
 from context_compiler.record.values import Entry
-from tests.support.line import Line
 from tests.support.postgres import Cluster
 
 SAFE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on", "autovacuum": "on"}
@@ -42,7 +35,6 @@ TURNS = 5
 
 @contextmanager
 def own_cluster() -> Generator[Cluster]:
-    """Start a new durable cluster, and remove it afterwards."""
     cluster = Cluster(None, None, **SAFE)
     cluster.start()
     try:
@@ -53,9 +45,7 @@ def own_cluster() -> Generator[Cluster]:
 
 async def save_turn(store: Store, entry: Entry) -> None:
     """Save what a turn adds: the answer of the previous run, and the request, which has one message more."""
-    raw = cast(Chain, entry.raw)
-    before = Chain(raw.ids[:-1], raw.bodies[:-1], raw.texts[:-1], raw.indexed)
-    await store.archive(entry.record.session_id, entry.record.vault_name, before)
+    await store.archive(entry.record.session_id, entry.record.vault_name, cast(Chain, entry.raw).first(-1))
     await store.save(entry)
 
 
@@ -79,21 +69,20 @@ async def saves(url: str, folder: Path, messages: int, requests: int) -> tuple[d
 
 
 def short_sessions(process: int, sessions: int) -> Iterator[Entry]:
-    """Yield the requests of one process, session by session."""
     draw = random.Random(process)
     text = prose(draw)
     for session in range(sessions):
         texts = [text() for _ in range(2 * TURNS - 1)]
         for turn in range(TURNS):
-            raw = chain(texts[: 2 * turn + 1], 0, True)
-            yield Entry(record=replace(recorded(turn, raw, raw), session_id=f"{process}-{session}"), raw=raw, view=raw)
+            raw = Chain(indexed=True).append(texts[: 2 * turn + 1])
+            yield recorded(turn, raw, raw, session_id=f"{process}-{session}")
 
 
 async def write(place: str, process: int, sessions: int) -> None:
     """Save the requests of one process, ten sessions at a time; print start and end."""
     store, waiting = open_place(place), list(short_sessions(process, sessions))
     start = time.time()
-    lanes = [[one for at, one in enumerate(waiting) if at // TURNS % 10 == lane] for lane in range(10)]
+    lanes = [[entry for number, entry in enumerate(waiting) if number // TURNS % 10 == lane] for lane in range(10)]
 
     async def save(lane: Sequence[Entry]) -> None:
         for entry in lane:
@@ -107,79 +96,37 @@ async def write(place: str, process: int, sessions: int) -> None:
 async def together(place: str, processes: int, sessions: int) -> float:
     """Return requests per second of several processes on one store; all requests have to be on the record."""
     command = [sys.executable, "-m", "benchmarks.postgres", "--write", place, "--sessions", str(sessions), "--process"]
-    running = [subprocess.Popen([*command, str(at)], stdout=subprocess.PIPE, text=True) for at in range(processes)]
-    spans = [[float(one) for one in process.communicate()[0].split()] for process in running]
+    commands = ([*command, str(number)] for number in range(processes))
+    running = [subprocess.Popen(each, stdout=subprocess.PIPE, text=True) for each in commands]
+    spans = [[float(moment) for moment in process.communicate()[0].split()] for process in running]
     taken = max(end for _, end in spans) - min(start for start, _ in spans)
     store = open_place(place)
-    found = sum(info.requests for info in await store.sessions())
-    assert found == processes * sessions * TURNS, f"{found} requests are there"
+    requests = sum(info.requests for info in await store.sessions())
+    assert requests == processes * sessions * TURNS, f"{requests} requests are there"
     await store.close()
-    return found / taken
+    return requests / taken
 
 
-async def cut(cluster: Cluster, seconds: float) -> None:
-    """Cut the network while conversations run, and compare acknowledged requests with recorded ones."""
-    line, acknowledged, refused, ended = Line(), set[int](), list[float](), False
-    async with line.to(cluster.port) as port:
-        store = open_place(cluster.url(port=port))
-
-        async def talk(lane: int) -> None:
-            for entry in short_sessions(lane, 100_000):
-                start = time.perf_counter()
-                try:
-                    acknowledged.add((await store.save(entry)).id or 0)
-                except StoreError:
-                    refused.append(time.perf_counter() - start)
-                if ended:
-                    return
-
-        lanes = [asyncio.create_task(talk(lane)) for lane in range(4)]
-        await asyncio.sleep(2)
-        line.whole.clear()
-        before = len(acknowledged)
-        await asyncio.sleep(seconds)
-        meanwhile = len(acknowledged) - before
-        line.whole.set()
-        start = time.perf_counter()
-        while len(acknowledged) == before + meanwhile:
-            await asyncio.sleep(0.01)
-        back = time.perf_counter() - start
-        await asyncio.sleep(2)
-        ended = True
-        await asyncio.gather(*lanes)
-        there = {record.id for record in await store.views()}
-        defects = await store.verify()
-        await store.close()
-    print(f"cut for {seconds:g} s: {len(refused)} saves refused, each within {max(refused, default=0):.1f} s;")
-    print(f"the first save after it succeeded {back:.1f} s later; {len(acknowledged)} acknowledged requests,")
-    print(f"{len(acknowledged - there)} of them missing; defects: {defects}")
-
-
-async def measure(cluster: Cluster, folder: Path, given: argparse.Namespace) -> None:
-    """Measure and print the figures."""
-    times, size = await saves(cluster.url(), folder, given.messages, given.requests)
+async def measure(cluster: Cluster, folder: Path, messages: int, requests: int, processes: int, sessions: int) -> None:
+    times, size = await saves(cluster.url(), folder, messages, requests)
     for name, taken in times.items():
         slow = statistics.quantiles(taken, n=20)[18]
         print(f"{name:12} median {statistics.median(taken):6.2f} ms  p95 {slow:6.2f}")
-    many = await together(cluster.url("template1"), given.processes, given.sessions)
-    file = await together(str(folder / "many.db"), given.processes, given.sessions)
-    print(
-        f"{size:,} bytes a request; {given.processes} processes: {many:.0f} requests a second, {file:.0f} with a file"
-    )
+    many = await together(cluster.url("template1"), processes, sessions)
+    file = await together(str(folder / "many.db"), processes, sessions)
+    print(f"{size:,} bytes a request; {processes} processes: {many:.0f} requests a second, {file:.0f} with a file")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Time to record a request in PostgreSQL.")
-    for name, usual in (("messages", 400), ("requests", 200), ("processes", 8), ("sessions", 200), ("process", 0)):
-        parser.add_argument(f"--{name}", type=int, default=usual)
-    parser.add_argument("--cut", type=float, help="Only cut the network for N seconds, and report.")
-    parser.add_argument("--write", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.write:
-        asyncio.run(write(given.write, given.process, given.sessions))
+    """Measure and print, or write as one of several processes."""
+    sizes: dict[str, Any] = {"messages": 400, "requests": 200, "processes": 8, "sessions": 200}
+    options = vars(arguments(__doc__, **sizes, write="", process=0))
+    place, process = options.pop("write"), options.pop("process")
+    if place:
+        asyncio.run(write(place, process, options["sessions"]))
         return
     with own_cluster() as cluster, tempfile.TemporaryDirectory() as folder:
-        asyncio.run(cut(cluster, given.cut) if given.cut else measure(cluster, Path(folder), given))
+        asyncio.run(measure(cluster, Path(folder), **options))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Evidence recall: is what a question needs in the view that is sent with it?
 
-    python -m benchmarks.recall --set locomo --budgets 1000,2000 [--blind] [--fast]
-
 The data are real conversations with questions whose evidence is labelled: LoCoMo (two people; one is the user, the
 other the assistant) and BEAM (chats with an assistant). Query-aware, the question is the last user prompt; query-blind,
 the last prompt is "Go on.". A budget covers the view's messages without that last prompt. No model judges: for LoCoMo,
@@ -11,8 +9,6 @@ evidence's word 5-grams counts.
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import json
 import os
 import random
@@ -25,18 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from pydantic_ai.messages import CachePoint, ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
-from context_compiler import compile_view
 from context_compiler.tokens import TokenCounter
 
 NEUTRAL = "Go on."
 """Last prompt if no question is asked."""
 
 SETS = ("locomo", "beam-100k", "beam-500k")
-DEFAULTS = {"locomo": (1_000, 2_000, 4_000, 8_000), "beam-100k": (2_000, 4_000, 8_000, 16_000, 32_000)}
 ANSWERS = ("answer", "ideal_answer", "ideal_response", "ideal_summary", "expected_compliance")
 """Fields in which BEAM has the answer to a question."""
 GRAM = 5
@@ -81,7 +72,6 @@ def data_folder() -> Path:
 
 
 def load(name: str, folder: Path) -> list[Conversation]:
-    """Load the conversations of one of `SETS`."""
     if name == "locomo":
         return [_locomo(one) for one in _json(folder / "locomo" / "conversations.json")]
     chats = sorted((folder / "beam" / name.removeprefix("beam-").upper()).iterdir(), key=lambda path: path.name)
@@ -93,7 +83,6 @@ def _json(path: Path) -> Any:
 
 
 def said(role: str, text: str, when: datetime) -> ModelMessage:
-    """Build one message of a conversation."""
     if role == "user":
         return ModelRequest(parts=[UserPromptPart(content=text, timestamp=when)], timestamp=when)
     return ModelResponse(parts=[TextPart(content=text)], timestamp=when)
@@ -102,63 +91,52 @@ def said(role: str, text: str, when: datetime) -> ModelMessage:
 def _locomo(data: Mapping[str, Any]) -> Conversation:
     talk = data["conversation"]
     messages: list[ModelMessage] = []
-    texts: dict[tuple[int, int], str] = {}
-    at: dict[tuple[int, int], int] = {}
+    said_at: dict[tuple[int, int], tuple[str, int]] = {}
     for session in range(1, 100):
         for line in talk.get(f"session_{session}", ()):
             when = datetime.strptime(talk[f"session_{session}_date_time"], "%I:%M %p on %d %B, %Y")
             shared = f" and shared {line['blip_caption']}." if line.get("blip_caption") else ""
             text = f"{line['text']}{shared}"
-            place = _place(line["dia_id"])[0]
-            texts[place], at[place] = text, len(messages)
+            said_at[_places(line["dia_id"])[0]] = text, len(messages)
             role = "user" if line["speaker"] == talk["speaker_a"] else "assistant"
             messages.append(said(role, text, when.replace(tzinfo=UTC)))
-    asked = [
-        Question(
-            text=one["question"],
-            evidence=tuple(texts[place] for place in places),
-            kind=str(one["category"]),
-            answer=str(one["answer"]),
-            after=max(at[place] for place in places),
-        )
-        for one in data["qa"]
-        if one["category"] != 5 and (places := [place for place in _place(" ".join(one["evidence"])) if place in texts])
+    questions = [
+        _question(query["question"], str(query["category"]), str(query["answer"]), evidence)
+        for query in data["qa"]
+        if query["category"] != 5
+        if (evidence := [said_at[place] for place in _places(" ".join(query["evidence"])) if place in said_at])
     ]
     name = f"locomo {data['sample_id']}"
-    return Conversation(name=name, messages=tuple(messages), questions=tuple(asked), whole=True)
+    return Conversation(name=name, messages=tuple(messages), questions=tuple(questions), whole=True)
 
 
-def _place(text: str) -> list[tuple[int, int]]:
+def _question(text: str, kind: str, answer: str, evidence: Sequence[tuple[str, int]]) -> Question:
+    texts, positions = zip(*evidence, strict=True)
+    return Question(text=text, evidence=texts, kind=kind, answer=answer, after=max(positions))
+
+
+def _places(text: str) -> list[tuple[int, int]]:
     return list(dict.fromkeys((int(one), int(two)) for one, two in re.findall(r"D:?(\d+):(\d+)", text)))
 
 
 def _beam(chat: Path) -> Conversation:
     messages: list[ModelMessage] = []
-    texts: dict[int, str] = {}
-    at: dict[int, int] = {}
+    said_at: dict[int, tuple[str, int]] = {}
     for batch in _batches(_json(chat / "chat.json")):
         for line in (line for turn in batch["turns"] for line in turn):
             anchor = line.get("time_anchor") or batch.get("time_anchor") or ""
-            when = (
-                _anchored(anchor) or (messages[-1].timestamp if messages else None) or datetime(2024, 1, 1, tzinfo=UTC)
-            )
-            texts[line["id"]] = re.sub(r"\s*->-> [\d, ]+$", "", line["content"])
-            at[line["id"]] = len(messages)
-            messages.append(said(line["role"], texts[line["id"]], when))
-    asked = [
-        Question(
-            text=one["question"],
-            evidence=tuple(texts[place] for place in places),
-            kind=kind,
-            answer=next((str(one[name]) for name in ANSWERS if name in one), ""),
-            after=max(at[place] for place in places),
-        )
+            when = _anchored(anchor) or (messages[-1].timestamp if messages else None) or FIRST_DAY
+            text = re.sub(r"\s*->-> [\d, ]+$", "", line["content"])
+            said_at[line["id"]] = text, len(messages)
+            messages.append(said(line["role"], text, when))
+    questions = [
+        _question(query["question"], kind, next((str(query[name]) for name in ANSWERS if name in query), ""), evidence)
         for kind, group in _json(chat / "probing_questions.json").items()
-        for one in group
-        if (places := [place for place in dict.fromkeys(_ids(one.get("source_chat_ids"))) if place in texts])
+        for query in group
+        if (evidence := [said_at[id] for id in dict.fromkeys(_ids(query.get("source_chat_ids"))) if id in said_at])
     ]
     name = f"beam {chat.parent.name} {chat.name}"
-    return Conversation(name=name, messages=tuple(messages), questions=tuple(asked), whole=False)
+    return Conversation(name=name, messages=tuple(messages), questions=tuple(questions), whole=False)
 
 
 def _batches(data: Any) -> Iterator[Any]:
@@ -192,11 +170,6 @@ def asked(conversation: Conversation, question: str, stop: int | None = None) ->
     return [*messages, said("user", question, messages[-1].timestamp or FIRST_DAY)]
 
 
-def compiled(messages: Sequence[ModelMessage], budget: int) -> Sequence[ModelMessage]:
-    """Return the view of this package, without a model and with the extractive template."""
-    return asyncio.run(compile_view(messages, template="extractive", budget=budget)).messages
-
-
 def shown(messages: Iterable[ModelMessage]) -> str:
     """Return the text of a view without its last prompt, which may share a part with earlier text."""
     texts = [text for message in messages for part in message.parts for text in texts_of(part)]
@@ -226,25 +199,27 @@ def score(question: Question, view: str, *, whole: bool) -> float:
         wanted = frozenset[tuple[str, ...]]().union(*map(known, question.evidence))
         return len(wanted & there) / len(wanted)
     flat = " ".join(view.split())
-    found = [
+    hits = [
         " ".join(text.split()) in flat or len(known(text) & there) >= ENOUGH * len(known(text))
         for text in question.evidence
     ]
-    return sum(found) / len(found)
+    return sum(hits) / len(hits)
 
 
 def measured(conversation: Conversation, budget: int, fill: Fill, *, blind: bool, counter: TokenCounter) -> list[float]:
     """Return the evidence recall of every question about a conversation; `budget` excludes the question's tokens."""
-    if blind:
-        view = shown(fill(asked(conversation, NEUTRAL), budget + counter.text(NEUTRAL) + 4))
-        return [score(question, view, whole=conversation.whole) for question in conversation.questions]
-    views = (
-        shown(fill(asked(conversation, question.text, question.stop), budget + counter.text(question.text) + 4))
-        for question in conversation.questions
-    )
+
+    def view(prompt: str, stop: int | None) -> str:
+        return shown(fill(asked(conversation, prompt, stop), budget + counter.text(prompt) + 4))
+
+    blind_view = view(NEUTRAL, None) if blind else None
     return [
-        score(question, view, whole=conversation.whole)
-        for question, view in zip(conversation.questions, views, strict=True)
+        score(
+            question,
+            view(question.text, question.stop) if blind_view is None else blind_view,
+            whole=conversation.whole,
+        )
+        for question in conversation.questions
     ]
 
 
@@ -253,10 +228,10 @@ def interval(groups: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     draw = random.Random(SEED)
     means: list[float] = []
     for _ in range(DRAWS):
-        drawn = [one for group in draw.choices(groups, k=len(groups)) for one in group]
+        drawn = [value for group in draw.choices(groups, k=len(groups)) for value in group]
         means.append(sum(drawn) / len(drawn))
     means.sort()
-    every = [one for group in groups for one in group]
+    every = [value for group in groups for value in group]
     return sum(every) / len(every), means[DRAWS // 40], means[-1 - DRAWS // 40]
 
 
@@ -264,41 +239,3 @@ def by_kind(kinds: Sequence[str], values: Sequence[float]) -> dict[str, tuple[fl
     """Return the mean and the number of values for every kind of question, sorted by kind."""
     groups = {kind: [value for own, value in zip(kinds, values, strict=True) if own == kind] for kind in kinds}
     return {kind: (sum(groups[kind]) / len(groups[kind]), len(groups[kind])) for kind in sorted(groups)}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).split("\n\n")[0])
-    parser.add_argument("--set", choices=SETS, default="locomo", dest="name")
-    parser.add_argument("--budgets", type=lambda text: tuple(map(int, text.split(","))))
-    parser.add_argument("--blind", action="store_true", help='nothing is asked: the last prompt is "Go on."')
-    parser.add_argument("--fast", action="store_true", help="two conversations, every tenth question")
-    parser.add_argument("--kinds", action="store_true", help="also print a row for every kind of question")
-    chosen = parser.parse_args()
-    found = load(chosen.name, data_folder())
-    table = Table(
-        "budget", "recall %", "95 %", title=f"{chosen.name}, {'query-blind' if chosen.blind else 'query-aware'}"
-    )
-    for budget in chosen.budgets or DEFAULTS.get(chosen.name, (8_000,)):
-        groups = [
-            measured(one, budget, compiled, blind=chosen.blind, counter=TokenCounter())
-            for one in track(fast(found) if chosen.fast else found, f"{budget:,} tokens")
-        ]
-        mean, low, high = (100 * value for value in interval(groups))
-        table.add_row(f"{budget:,}", f"{mean:.1f}", f"{low:.1f}-{high:.1f}")
-        kinds = [question.kind for one in (fast(found) if chosen.fast else found) for question in one.questions]
-        every = [value for group in groups for value in group]
-        for kind, (mean, count) in by_kind(kinds, every).items() if chosen.kinds else ():
-            table.add_row(f"  {kind}", f"{100 * mean:.1f}", f"{count} questions")
-    Console().print(table)
-
-
-def fast(conversations: Sequence[Conversation]) -> list[Conversation]:
-    """Return a small subset: two conversations, every tenth question."""
-    return [
-        Conversation(name=one.name, messages=one.messages, questions=one.questions[::10], whole=one.whole)
-        for one in conversations[:2]
-    ]
-
-
-if __name__ == "__main__":
-    main()

@@ -55,14 +55,13 @@ class Results:
     """The results in a folder."""
 
     def __init__(self, folder: Path, *, resume: bool) -> None:
-        """Open the results of a folder, or delete them unless `resume`."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "results.jsonl"
         self._known: dict[Cell, Result] = {}
         if not resume:
             self.path.unlink(missing_ok=True)
         elif self.path.exists():
-            self._known = {one.cell: one for one in _read(self.path)}
+            self._known = {result.cell: result for result in _read(self.path)}
 
     def __iter__(self) -> Iterator[Result]:
         return iter(self._known.values())
@@ -83,8 +82,8 @@ def _read(path: Path) -> Iterator[Result]:
     """Yield the results of every whole line; a killed process may have left an incomplete last line."""
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            given: dict[str, Any] = json.loads(line)
+            document: dict[str, Any] = json.loads(line)
         except ValueError:
             continue
-        cell = Cell(**given.pop("cell"))
-        yield Result(cell=cell, **given)
+        cell = Cell(**document.pop("cell"))
+        yield Result(cell=cell, **document)

@@ -4,12 +4,12 @@
 
 Conversations of `--turns` requests are saved as the store saves them, many in one transaction. A history grows by two
 messages per request; from the twentieth request on, a view has a summary and the messages after its cut, which moves
-every twenty requests. Each command then runs once, in a process of its own.
+every twenty requests. Each command then runs once, in a process of its own. With `--keep`, the record stays in
+`--folder`, and one that is there is used.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import subprocess
@@ -18,11 +18,10 @@ import tempfile
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.machine import machine
-from benchmarks.store import KEPT, MOVE_EVERY, Chain, append, compiled, recorded
+from benchmarks.command import arguments, machine
+from benchmarks.store import KEPT, MOVE_EVERY, Chain, recorded, summarised
 from context_compiler.record import queries
 from context_compiler.record.files import BUSY_TIMEOUT_MS, FileDatabase, open_file
 from context_compiler.record.values import Cycle, Entry
@@ -53,25 +52,22 @@ class Bulk(FileDatabase):
 
 
 def entries(name: str, turns: int) -> Iterator[Entry]:
-    """Yield the requests of one conversation."""
-    raw, view = Chain([], [], [], indexed=True), Chain([], [], [], indexed=False)
+    raw, view = Chain(indexed=True), Chain()
     for turn in range(turns):
         texts = [f"{name} asks about part {turn} of the plan, and why.", f"Part {turn} of {name}: " + "because " * 20]
-        append(raw, texts)
-        made = cycle = None
+        raw.append(texts)
+        compile = cycle = None
         if turn and turn % MOVE_EVERY == 0:
             summary, tip = f"A summary of {turn} turns of {name}.", raw.ids[-KEPT]
-            view = Chain([], [], [], indexed=False)
-            append(view, [summary, *raw.texts[1 - KEPT :]])
-            made = replace(compiled(tip, summary, "A long prompt. " * 40, turn), session_id=name)
+            view = Chain().append([summary, *raw.texts[1 - KEPT :]])
+            compile = summarised(tip, summary, "A long prompt. " * 40, turn, name)
             cycle = Cycle(tip=tip, config="benchmark", state=json.dumps({"summary": summary}))
         elif view.ids:
-            append(view, texts)
+            view.append(texts)
         sent = view if view.ids else raw
-        record = recorded(turn, raw, sent)
-        ledger = {**record.ledger, "price": PRICE}
-        record = replace(record, session_id=name, run_id=f"{name}-{turn}", ledger=ledger)
-        yield Entry(record=record, raw=raw, view=sent, compile=made, cycle=cycle)
+        ledger = {"tokens": {"summary": 300, "turns": 14_000}, "kept": {"recent": KEPT}, "dropped": [], "price": PRICE}
+        run = f"{name}-{turn}"
+        yield recorded(turn, raw, sent, session_id=name, run_id=run, ledger=ledger, compile=compile, cycle=cycle)
 
 
 def generate(path: Path, requests: int, turns: int) -> None:
@@ -101,22 +97,16 @@ def seconds(path: Path, command: Sequence[str]) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Generate a record, run the commands, and print their times."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=100_000)
-    parser.add_argument("--turns", type=int, default=100, help="requests of each conversation")
-    parser.add_argument("--folder", type=Path, help="where the record is created")
-    parser.add_argument("--keep", action="store_true", help="keep the record, or use one that was kept")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
-        folder = given.folder if given.keep and given.folder else Path(temporary)
-        path = folder / f"scale-{given.requests}.db"
+    options = arguments(__doc__, requests=100_000, turns=100, folder=Path, keep=False)
+    with tempfile.TemporaryDirectory(dir=options.folder) as temporary:
+        folder = options.folder if options.keep and options.folder else Path(temporary)
+        path = folder / f"scale-{options.requests}.db"
         if not path.exists():
             started = time.perf_counter()
-            generate(path, given.requests, given.turns)
-            taken = (time.perf_counter() - started) / given.requests * 1000
+            generate(path, options.requests, options.turns)
+            taken = (time.perf_counter() - started) / options.requests * 1000
             print(f"{taken:.3f} ms to save a request", file=sys.stderr)
-        print(f"{machine()}\n\n{given.requests:,} requests, {path.stat().st_size / 2**20:,.0f} MiB\n")
+        print(f"{machine()}\n\n{options.requests:,} requests, {path.stat().st_size / 2**20:,.0f} MiB\n")
         print("| command | seconds | of CPU |\n|---|---|---|")
         for command in COMMANDS:
             wall, cpu = seconds(path, command)

@@ -13,14 +13,15 @@ from context_compiler.cli.drawing import Line, Panel
 TOO_LONG = {"llamaindex-buffer": {"beam-500k", "pi"}}
 """Sets that take an approach hours."""
 RECOUNTS = "recounts the whole history for every message that it drops, which takes hours on these data"
+DASH = "–"
+"""Cell for a figure that was not measured."""
 
-Shown = Callable[[Mapping[str, Any]], str]
+Value = Mapping[str, Any]
 
 
 def title(name: str) -> str:
-    """Return the title of an approach in tables."""
-    found = load(name) if name in HOMES else None
-    return found.title if isinstance(found, Approach) else name
+    approach = load(name) if name in HOMES else None
+    return approach.title if isinstance(approach, Approach) else name
 
 
 def line_name(name: str) -> str:
@@ -34,23 +35,27 @@ def named(name: str) -> str:
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format a markdown table."""
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]
     return "\n".join(lines)
 
 
 def by_set(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """Group results by data set."""
-    found: dict[str, list[Result]] = {}
-    for result in results:
-        found.setdefault(result.cell.data, []).append(result)
-    return found
+    return {
+        name: [result for result in results if result.cell.data == name]
+        for name in dict.fromkeys(result.cell.data for result in results)
+    }
 
 
-def rows_of(results: Sequence[Result], width: int, cells: Callable[[Mapping[str, Any]], list[str]]) -> list[list[str]]:
-    """Return a row per result: the title of its approach, then the cells of its value, or dashes if it has none."""
-    dashes = ["–"] * (width - 1)
-    return [[named(one.cell.approach), *(dashes if one.value is None else cells(one.value))] for one in results]
+def columns_of(results: Sequence[Result], columns: Mapping[str, Callable[[Value], str]]) -> str:
+    """Format a table with a row per result and a column per figure, with the reasons for dashes below."""
+    rows = [
+        [
+            named(result.cell.approach),
+            *(DASH if result.value is None else figure(result.value) for figure in columns.values()),
+        ]
+        for result in results
+    ]
+    return markdown(["", *columns], rows) + reasons(results)
 
 
 def part(count: int, whole: int) -> str:
@@ -60,65 +65,55 @@ def part(count: int, whole: int) -> str:
 
 def percent(groups: Sequence[Sequence[float]], sign: str = "") -> str:
     """Format the mean in per cent, with an interval if there are several sessions or conversations."""
-    there = [group for group in groups if group]
-    if not there:
-        return "–"
-    mean, low, high = (100 * one for one in interval(there))
-    return f"{mean:{sign}.1f} [{low:{sign}.0f}, {high:{sign}.0f}]" if len(there) > 1 else f"{mean:{sign}.1f}"
+    groups = [group for group in groups if group]
+    if not groups:
+        return DASH
+    mean, low, high = (100 * share for share in interval(groups))
+    return f"{mean:{sign}.1f} [{low:{sign}.0f}, {high:{sign}.0f}]" if len(groups) > 1 else f"{mean:{sign}.1f}"
 
 
-def ranked(results: Sequence[Result], shown: Shown) -> str:
+def ranked(results: Sequence[Result], shown: Callable[[Value], str]) -> str:
     """Format a table of approaches by budget, with the reasons for dashes below."""
-    budgets = sorted({one.cell.budget for one in results})
-    found = {(one.cell.approach, one.cell.budget): one for one in results}
-    names = [name for name in HOMES if any(one.cell.approach == name for one in results)]
-    rows = [[named(name), *(_cell(found.get((name, budget)), shown) for budget in budgets)] for name in names]
+    budgets = sorted({result.cell.budget for result in results})
+    values = {(result.cell.approach, result.cell.budget): result.value for result in results}
+    names = [name for name in HOMES if any(name == approach for approach, _ in values)]
+    rows = [
+        [named(name), *(shown(value) if (value := values.get((name, budget))) else DASH for budget in budgets)]
+        for name in names
+    ]
     return markdown(["", *(f"{budget:,} tokens" for budget in budgets)], rows) + reasons(results)
 
 
-def _cell(result: Result | None, shown: Shown) -> str:
-    return shown(result.value) if result is not None and result.value is not None else "–"
-
-
 def reasons(results: Sequence[Result]) -> str:
-    """Format the reasons for dashes."""
-    why: dict[str, list[str]] = {}
-    for one in results:
-        if one.dash and title(one.cell.approach) not in why.setdefault(one.dash, []):
-            why[one.dash].append(title(one.cell.approach))
-    return "".join(f"\n\n– {', '.join(names)}: {reason}." for reason, names in why.items())
+    titles: dict[str, dict[str, None]] = {}
+    for result in results:
+        if result.dash:
+            titles.setdefault(result.dash, {})[title(result.cell.approach)] = None
+    return "".join(f"\n\n– {', '.join(names)}: {reason}." for reason, names in titles.items())
 
 
 def lines_of(
     results: Sequence[Result],
-    value: Callable[[Mapping[str, Any]], float],
+    value: Callable[[Value], float],
     *,
     y: str,
     leave_out: Collection[str] = (),
-    log_y: bool = False,
 ) -> list[Panel]:
     """Build panels of a value against the budget: one panel per set, one line per approach."""
     panels: list[Panel] = []
-    for data, every in by_set(results).items():
-        of_set = [one for one in every if one.value is not None]
-        budgets = sorted({one.cell.budget for one in of_set})
+    for data, of_set in by_set([result for result in results if result.value is not None]).items():
+        budgets = sorted({result.cell.budget for result in of_set})
         if len(budgets) < 2:
             continue
-        lines = [
-            _line(name, [one for one in of_set if one.cell.approach == name], value)
-            for name in HOMES
-            if name not in leave_out and any(one.cell.approach == name for one in of_set)
-        ]
-        panels.append(Panel(title=data, x="budget, tokens", y=y, lines=lines, log_x=True, log_y=log_y, ticks=budgets))
+        approaches = {result.cell.approach for result in of_set} - set(leave_out)
+        lines = [_line(name, of_set, value) for name in HOMES if name in approaches]
+        panels.append(Panel(title=data, x="budget, tokens", y=y, lines=lines, log_x=True, ticks=budgets))
     return panels
 
 
-def _line(name: str, results: Sequence[Result], value: Callable[[Mapping[str, Any]], float]) -> Line:
-    points = sorted((one.cell.budget, value(one.value)) for one in results if one.value is not None)
-    return Line(
-        name=line_name(name),
-        x=[x for x, _ in points],
-        y=[y for _, y in points],
-        strong=name.startswith("ours"),
-        dashed=name == "oracle",
+def _line(name: str, results: Sequence[Result], value: Callable[[Value], float]) -> Line:
+    points = sorted(
+        (result.cell.budget, value(result.value)) for result in results if result.cell.approach == name and result.value
     )
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    return Line(name=line_name(name), x=xs, y=ys, strong=name.startswith("ours"), dashed=name == "oracle")

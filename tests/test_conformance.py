@@ -10,8 +10,7 @@ from compaction_kit.corpus import build_random_session  # pyright: ignore[report
 from compaction_kit.probes import BehaviorProbe  # pyright: ignore[reportMissingTypeStubs]
 from compaction_kit.session import Turn  # pyright: ignore[reportMissingTypeStubs]
 
-from benchmarks.conformance import LastRequest, OneView, scores
-from benchmarks.rewordings import reworded_session
+from benchmarks.conformance import LastRequest, OneView, reworded_session, scores
 
 
 def test_a_result_fits_the_budget_in_characters_and_stays_in_later_rounds() -> None:

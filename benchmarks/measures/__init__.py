@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.approaches import Approach
@@ -18,8 +18,6 @@ class Measure:
 
     name: str
     title: str
-    about: str
-    """Its definition, and which direction is better."""
     cells: Callable[[Data, Sequence[str]], list[Cell]]
     """Return the cells to measure for the given approaches."""
     run: Callable[[Cell, Approach, Data], Mapping[str, Any] | str]
@@ -27,5 +25,13 @@ class Measure:
     tables: Callable[[Sequence[Result]], dict[str, str]]
     """Return markdown tables by name."""
     panels: Callable[[Sequence[Result]], list[Panel]] | None = None
-    alone: bool = field(default=False)
-    """True if it measures parts of this package instead of approaches."""
+
+
+def grid(name: str, sets: Mapping[str, Sequence[int]], approaches: Sequence[str]) -> list[Cell]:
+    """Return the cells of a measure for all approaches on sets with their budgets."""
+    return [
+        Cell(name, approach, chosen, budget)
+        for chosen, budgets in sets.items()
+        for approach in approaches
+        for budget in budgets
+    ]

@@ -46,15 +46,15 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
 
 def _signs(name: str, data: Data) -> dict[str, float]:
     """Points that each sign adds to the evidence in views for which nothing is asked."""
-    whole, found = _unasked(name, data), dict[str, float]()
+    whole, added = _unasked(name, data), dict[str, float]()
     for signs in SIGNS:
         for sign, weight in [*signs.items()]:
             signs[sign] = 0.0
             try:
-                found[sign] = 100 * (whole - _unasked(name, data))
+                added[sign] = 100 * (whole - _unasked(name, data))
             finally:
                 signs[sign] = weight
-    return found
+    return added
 
 
 def _unasked(name: str, data: Data) -> float:
@@ -66,13 +66,12 @@ def _unasked(name: str, data: Data) -> float:
 
 
 def tables(results: Sequence[Result]) -> dict[str, str]:
-    """Two tables: points by feature and set, and by sign and set of chats."""
-    known = {one.cell.data: one.value for one in results if one.value is not None}
-    order = [name for name in (*LABELLED, GENERATED) if name in known]
+    values = {result.cell.data: result.value for result in results if result.value is not None}
+    order = [name for name in (*LABELLED, GENERATED) if name in values]
     return {
-        f"{NAME}-{kind}": _table(kind, {name: known[name] for name in order if known[name][kind]})
+        f"{NAME}-{kind}": _table(kind, {name: values[name] for name in order if values[name][kind]})
         for kind in ("features", "signs")
-        if any(known[name][kind] for name in order)
+        if any(values[name][kind] for name in order)
     }
 
 
@@ -87,10 +86,8 @@ MEASURES = (
     Measure(
         name=NAME,
         title="What each feature and sign adds",
-        about="Points of evidence that are lost without a feature of the ranking, or without a sign of what to quote.",
         cells=cells,
         run=run,
         tables=tables,
-        alone=True,
     ),
 )

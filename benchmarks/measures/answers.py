@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage
 
-from benchmarks import lived, recall
+from benchmarks import recall
 from benchmarks.answering import answering, available, contains, f1
 from benchmarks.approaches import Approach
 from benchmarks.data import GENERATED, Data
@@ -19,12 +19,12 @@ from benchmarks.peers.baselines import READER, oracle
 from benchmarks.recall import Conversation, Question, interval
 from benchmarks.results import Cell, Result
 from benchmarks.tables import markdown, named, percent, reasons
+from context_compiler.middleware.replay import View
 
 NAME = "answers"
 BUDGETS = (200, 400, 1_000, 2_000, 4_000)
-LIVED = (1_000, 4_000)
 VIEWS = ("ours", "harness-window", "langchain-trim")
-EVIDENCE, NEWEST, LIVE = "oracle", "tail", "ours-live"
+EVIDENCE, NEWEST = "oracle", "tail"
 ALONE = 0
 """Budget of the newest messages in which none fits: the question alone."""
 SETS = ("locomo", "qmsum", GENERATED)
@@ -37,13 +37,7 @@ ABSENT = "no model: run `make answers`, which installs two small ones, or name o
 
 
 def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
-    """Return a cell for every set, model, approach and budget."""
-    budgets = {
-        **dict.fromkeys(VIEWS, BUDGETS),
-        NEWEST: (ALONE, *BUDGETS),
-        EVIDENCE: (max(BUDGETS),),
-        LIVE: LIVED,
-    }
+    budgets = {**dict.fromkeys(VIEWS, BUDGETS), NEWEST: (ALONE, *BUDGETS), EVIDENCE: (max(BUDGETS),)}
     return [
         Cell(NAME, name, f"{chosen}+{model}", budget)
         for chosen in {**data.asked, **data.labelled}
@@ -55,18 +49,20 @@ def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
 
 
 def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
-    """Answer every question from the messages of an approach."""
     name, _, model = cell.data.partition("+")
     if model == "none":
         return ABSENT
     answer = answering(model)
     value: dict[str, Any] = {"f1": [], "contains": [], "held": []}
     for conversation in data.conversations(name):
-        made = requests(_answerable(conversation), cell, approach, data)
-        if isinstance(made, str):
-            return made
+        view = viewing(approach, conversation, cell.budget, data)
+        if isinstance(view, str):
+            return view
         scores: list[tuple[float, float, float]] = []
-        for question, messages in made:
+        for question in conversation.questions:
+            if question.kind in LEFT_OUT or not question.answer:
+                continue
+            messages = asyncio.run(_request(conversation, question, cell.budget, approach, view))
             said = answer(messages, question.text, len(question.answer.split()) > FEW)
             held = recall.score(question, recall.shown(messages), whole=conversation.whole)
             scores.append((f1(said, question.answer), contains(said, question.answer), held))
@@ -75,46 +71,17 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
     return value
 
 
-def _answerable(conversation: Conversation) -> Conversation:
-    questions = tuple(
-        question for question in conversation.questions if question.kind not in LEFT_OUT and question.answer
-    )
-    return Conversation(
-        name=conversation.name, messages=conversation.messages, questions=questions, whole=conversation.whole
-    )
-
-
-def requests(
-    conversation: Conversation, cell: Cell, approach: Approach, data: Data
-) -> Sequence[tuple[Question, Sequence[ModelMessage]]] | str:
-    """Return every question with the request that asks it, or the reason why there is none."""
-    if cell.approach == LIVE:
-        running = lived.ours(conversation, cell.budget, data, scenario="plain", model="none", paired=False)
-        return asyncio.run(running).asked_requests
-    view = viewing(approach, conversation, cell.budget, data)
-    return view if isinstance(view, str) else list(_viewed(conversation, cell.budget, approach, view))
-
-
-def _viewed(
-    conversation: Conversation, budget: int, approach: Approach, view: Any
-) -> Iterator[tuple[Question, Sequence[ModelMessage]]]:
-    async def made(question: Question) -> Sequence[ModelMessage]:
-        make = oracle(question.evidence) if approach.knows else view
-        return await make(recall.asked(conversation, question.text), budget + READER.counter.text(question.text) + 4)
-
-    for question in conversation.questions:
-        yield question, asyncio.run(made(question))
+async def _request(
+    conversation: Conversation, question: Question, budget: int, approach: Approach, view: View
+) -> Sequence[ModelMessage]:
+    """Return the request that asks a question."""
+    view = oracle(question.evidence) if approach.knows else view
+    return await view(recall.asked(conversation, question.text), budget + READER.counter.text(question.text) + 4)
 
 
 HEAD = (
-    "model",
-    "asked from",
-    "budget",
-    "F1",
-    "contains the answer",
-    "evidence held",
+    *("model", "asked from", "budget", "F1", "contains the answer", "evidence held"),
     "F1 less the newest that fit",
-    "F1 less the next smaller view",
 )
 
 Values = Mapping[Cell, Mapping[str, Any]]
@@ -122,36 +89,30 @@ Values = Mapping[Cell, Mapping[str, Any]]
 
 def tables(results: Sequence[Result]) -> dict[str, str]:
     """Build a table for every set: scores in per cent with their intervals, paired differences, and what they tell."""
-    found: dict[str, str] = {}
+    tables: dict[str, str] = {}
     for name in dict.fromkeys(result.cell.data.partition("+")[0] for result in results):
         of_set = [result for result in results if result.cell.data.partition("+")[0] == name]
         values = {result.cell: result.value for result in of_set if result.value is not None}
         ordered = sorted(values, key=lambda cell: (cell.data, cell.approach, cell.budget))
         rows = [_row(cell, values) for cell in ordered]
         told = "".join(f"\n\n{_told(data, values)}" for data in dict.fromkeys(cell.data for cell in ordered))
-        found[f"{NAME}-{name}"] = markdown(HEAD, rows) + told + reasons(of_set)
-    return found
+        tables[f"{NAME}-{name}"] = markdown(HEAD, rows) + told + reasons(of_set)
+    return tables
 
 
 def _row(cell: Cell, values: Values) -> list[str]:
     value = values[cell]
     scores = [percent(value[field]) for field in ("f1", "contains", "held")]
-    less = [percent(_differences(value, than), "+") if than else "–" for than in _compared(cell, values)]
     asked = "the question alone" if (cell.approach, cell.budget) == (NEWEST, ALONE) else named(cell.approach)
-    return [cell.data.partition("+")[2], asked, f"{cell.budget:,}", *scores, *less]
+    less = percent(_less_newest(cell, values), "+")
+    return [cell.data.partition("+")[2], asked, f"{cell.budget:,}", *scores, less]
 
 
-def _compared(cell: Cell, values: Values) -> list[Mapping[str, Any] | None]:
-    """Return what a view is compared with: the newest messages that fit, and the next smaller view."""
+def _less_newest(cell: Cell, values: Values) -> list[list[float]]:
+    """Return the F1 of a view less that of the newest messages that fit, paired by question."""
     newest = values.get(replace(cell, approach=NEWEST)) if cell.approach in VIEWS else None
-    smaller = [other for other in values if replace(other, budget=cell.budget) == cell and other.budget < cell.budget]
-    return [newest, values[max(smaller)] if smaller and cell.approach in VIEWS else None]
-
-
-def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[list[float]]:
-    return [
-        [here - there for here, there in zip(*pair, strict=True)] for pair in zip(one["f1"], other["f1"], strict=True)
-    ]
+    pairs = zip(values[cell]["f1"], newest["f1"], strict=True) if newest is not None else ()
+    return [[here - there for here, there in zip(*pair, strict=True)] for pair in pairs]
 
 
 def _told(data: str, values: Values) -> str:
@@ -164,12 +125,7 @@ def _told(data: str, values: Values) -> str:
         for name, approach, budget in ends
         if (value := values.get(Cell(NAME, approach, data, budget)))
     ]
-    ranges = [
-        interval(_differences(values[cell], than))
-        for cell in cells
-        for than in _compared(cell, values)
-        if than is not None
-    ]
+    ranges = [interval(less) for cell in cells if (less := _less_newest(cell, values))]
     sure = sum(low > 0 or high < 0 for _, low, high in ranges)
     model = data.partition("+")[2]
     scale = f" Its F1 is {' and '.join(known)}, and a view moves it between the two." if len(known) == 2 else ""
@@ -183,11 +139,6 @@ MEASURES = (
     Measure(
         name=NAME,
         title="Answers of small models",
-        about=(
-            "A model answers the questions from the request of each approach. F1: of the words of its answer and the "
-            "recorded one, in per cent, with the 95 % interval (bootstrap over conversations). More is better. "
-            "Differences are paired by question. Questions about dates and about what nobody said are left out."
-        ),
         cells=cells,
         run=run,
         tables=tables,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart
@@ -17,36 +16,29 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from benchmarks import recall
 from benchmarks.approaches import Approach, attached
 from benchmarks.data import Data
-from benchmarks.measures import Measure
+from benchmarks.measures import Measure, grid
 from benchmarks.peers.baselines import READER, oracle, price
 from benchmarks.recall import Conversation
 from benchmarks.results import Cell, Result
-from benchmarks.tables import by_set, lines_of, ranked
+from benchmarks.tables import by_set, lines_of, markdown, ranked
 from context_compiler.cli.drawing import Panel
 from context_compiler.middleware.replay import View
 
 AWARE, BLIND = "evidence", "evidence-blind"
 
 
-def cells(data: Data, approaches: Sequence[str], name: str) -> list[Cell]:
-    return [
-        Cell(name, approach, chosen, budget)
-        for chosen, budgets in data.asked.items()
-        for approach in approaches
-        for budget in budgets
-    ]
-
-
 def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
     """Measure the recall of every question, by conversation, and the share of views over the budget."""
     groups: list[list[float]] = []
+    kinds: list[str] = []
     over: list[float] = []
     for conversation in data.conversations(cell.data):
         view = viewing(approach, conversation, cell.budget, data)
         if isinstance(view, str):
             return view
         groups.append(_scores(conversation, cell, approach, view, over))
-    return {"groups": groups, "over": sum(one > 1 for one in over) / len(over), "worst": max(over)}
+        kinds += [question.kind for question in conversation.questions]
+    return {"groups": groups, "kinds": kinds, "over": sum(share > 1 for share in over) / len(over), "worst": max(over)}
 
 
 def viewing(approach: Approach, conversation: Conversation, budget: int, data: Data) -> View | str:
@@ -66,8 +58,9 @@ def summariser(recorded: Sequence[tuple[str, str]]) -> FunctionModel:
     """Build a model that answers with the recorded summaries of the sessions in its prompt."""
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        given = [str(getattr(part, "content", "")) for message in messages for part in message.parts]
-        asked = "\n".join([*given, *(one.instructions or "" for one in messages if isinstance(one, ModelRequest))])
+        texts = [str(getattr(part, "content", "")) for message in messages for part in message.parts]
+        texts += [message.instructions or "" for message in messages if isinstance(message, ModelRequest)]
+        asked = "\n".join(texts)
         known = [summary for first, summary in recorded if first in asked]
         return ModelResponse(parts=[TextPart("\n\n".join(known) or "ok")])
 
@@ -75,32 +68,48 @@ def summariser(recorded: Sequence[tuple[str, str]]) -> FunctionModel:
 
 
 def _scores(conversation: Conversation, cell: Cell, approach: Approach, view: View, over: list[float]) -> list[float]:
-    blind = cell.measure == BLIND
+    def measured(part: Conversation, view: View) -> list[float]:
+        async def viewed(messages: Sequence[ModelMessage], budget: int) -> Sequence[ModelMessage]:
+            return await view(list(messages), budget)
 
-    def filled(messages: Sequence[ModelMessage], budget: int, view: View = view) -> Sequence[ModelMessage]:
-        sent = asyncio.run(_made(view, list(messages), budget))
-        over.append(price(sent) / budget)
-        return sent
+        def filled(messages: Sequence[ModelMessage], budget: int) -> Sequence[ModelMessage]:
+            sent = asyncio.run(viewed(messages, budget))
+            over.append(price(sent) / budget)
+            return sent
+
+        return recall.measured(part, cell.budget, filled, blind=cell.measure == BLIND, counter=READER.counter)
 
     if not approach.knows:
-        return recall.measured(conversation, cell.budget, filled, blind=blind, counter=READER.counter)
-    found: list[float] = []
-    for question in conversation.questions:
-        one = replace(conversation, questions=(question,))
-        knowing = oracle(question.evidence)
-        fill = partial(filled, view=knowing)
-        found += recall.measured(one, cell.budget, fill, blind=blind, counter=READER.counter)
-    return found
-
-
-async def _made(view: View, messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
-    return await view(messages, budget)
+        return measured(conversation, view)
+    return [
+        score
+        for question in conversation.questions
+        for score in measured(replace(conversation, questions=(question,)), oracle(question.evidence))
+    ]
 
 
 def tables(results: Sequence[Result]) -> dict[str, str]:
     """A table for every set: recall in per cent with its interval, and how often the budget was not kept."""
-    measure = results[0].cell.measure
-    return {f"{measure}-{name}": ranked(of_set, _shown) for name, of_set in by_set(results).items()}
+    measure, tables = results[0].cell.measure, dict[str, str]()
+    for name, of_set in by_set(results).items():
+        tables[f"{measure}-{name}"] = ranked(of_set, _shown)
+        if kinds := _kinds(of_set):
+            tables[f"{measure}-{name}-kinds"] = kinds
+    return tables
+
+
+def _kinds(results: Sequence[Result]) -> str:
+    """Table of the recall of this package by kind of question and budget."""
+    ours = {result.cell.budget: result.value for result in results if result.cell.approach == "ours" and result.value}
+    columns = {
+        budget: recall.by_kind(value["kinds"], [score for group in value["groups"] for score in group])
+        for budget, value in sorted(ours.items())
+    }
+    counts = {kind: count for column in columns.values() for kind, (_, count) in column.items()}
+    rows = [
+        [kind, str(n), *(f"{100 * column[kind][0]:.1f}" for column in columns.values())] for kind, n in counts.items()
+    ]
+    return markdown(["kind", "questions", *(f"{budget:,} tokens" for budget in columns)], rows) if rows else ""
 
 
 def _shown(value: Mapping[str, Any]) -> str:
@@ -110,7 +119,6 @@ def _shown(value: Mapping[str, Any]) -> str:
 
 
 def panels(results: Sequence[Result]) -> list[Panel]:
-    """Recall against budget, one panel a set with more than one budget."""
     return lines_of(
         results,
         lambda value: 100 * recall.interval(value["groups"])[0],
@@ -119,17 +127,11 @@ def panels(results: Sequence[Result]) -> list[Panel]:
     )
 
 
-ABOUT = (
-    "Share of the labelled evidence whose text is in the view, in per cent, with its 95 % interval (bootstrap over "
-    "conversations). More is better. A budget counts the view without the question. `over`: views over the budget."
-)
-
 MEASURES = (
     Measure(
         name=AWARE,
         title="Evidence recall, query-aware",
-        about=f"The question is the pending prompt. {ABOUT}",
-        cells=lambda data, approaches: cells(data, approaches, AWARE),
+        cells=lambda data, approaches: grid(AWARE, data.asked, approaches),
         run=run,
         tables=tables,
         panels=panels,
@@ -137,8 +139,7 @@ MEASURES = (
     Measure(
         name=BLIND,
         title="Evidence recall, query-blind",
-        about=f"Nothing is asked: the pending prompt is “{recall.NEUTRAL}”. {ABOUT}",
-        cells=lambda data, approaches: cells(data, approaches, BLIND),
+        cells=lambda data, approaches: grid(BLIND, data.asked, approaches),
         run=run,
         tables=tables,
     ),

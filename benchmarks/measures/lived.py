@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 from benchmarks.approaches import Approach
 from benchmarks.data import Data
 from benchmarks.lived import a_peer, conversations, ours
-from benchmarks.measures import Measure
+from benchmarks.lives import Lived, total
+from benchmarks.measures import Measure, grid
+from benchmarks.peers.ours import LIVE
 from benchmarks.recall import interval
 from benchmarks.results import Cell, Result
-from benchmarks.tables import by_set, line_name, lines_of, markdown, named, part, percent, reasons
+from benchmarks.tables import DASH, by_set, columns_of, line_name, lines_of, markdown, named, part, percent, reasons
 from context_compiler.cli.drawing import Line, Panel
 from context_compiler.cli.text import plural
 
 NAME = "lived"
-OURS: dict[str, tuple[str, dict[str, Any]]] = {
-    "ours-live": ("none", {}),
-    "ours-live-bland": ("bland", {}),
-    "ours-live-good": ("good", {}),
-    "ours-live-economy": ("none", {"recall": 0.15}),
-    "ours-live-parity": ("none", {"recall": 1.0}),
-    "ours-live-off": ("none", {"recall": 0}),
-}
-"""Our approaches, each with its writer of summaries and other arguments of `ContextCompiler`."""
 PEERS = (
-    "everything",
-    "tail",
-    "harness-window",
-    "harness-window-quarter",
-    "harness-tiered",
-    "harness-summary",
-    "summarization-window",
-    "summarization-summary",
-    "langchain-trim",
-    "llamaindex-memory",
-)
+    "everything tail harness-window harness-window-quarter harness-tiered harness-summary summarization-window "
+    "summarization-summary langchain-trim llamaindex-memory"
+).split()
 PAIRED = "ours-live"
 """Approach for which one-shot views are made; the points are the same for all."""
 SCENARIOS = {"tools1": 2_000, "tools5": 2_000, "toolask": 2_000, "output": 2_000, "everyasks": 4_000}
@@ -52,42 +38,36 @@ TITLES = {
 }
 TICKS = (125, 250, 500, 1_000, 2_000, 4_000, 8_000, 16_000)
 TITLES_OF_SETS = {"locomo": "LoCoMo", "beam-100k": "BEAM-100K", "tau": "τ-bench", "pi": "`pi`"}
-SUMS = ("requests", "over", "broken", "cost", "whole", "pointed", "one_shot_cost", "sent", "compiles", "asked")
 
 
 def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
-    names = [name for name in approaches if name in OURS or name in PEERS]
-    turned = data.turn_by_turn
-    found = [Cell(NAME, name, chosen, budget) for chosen in turned for name in names for budget in turned[chosen]]
-    if PAIRED in names and "locomo" in turned:
-        found += [Cell(NAME, PAIRED, f"locomo+{scenario}", budget) for scenario, budget in SCENARIOS.items()]
-    return found
+    cells = grid(NAME, data.turn_by_turn, [name for name in approaches if name in LIVE or name in PEERS])
+    if PAIRED in approaches and "locomo" in data.turn_by_turn:
+        cells += [Cell(NAME, PAIRED, f"locomo+{scenario}", budget) for scenario, budget in SCENARIOS.items()]
+    return cells
 
 
 def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
-    """Run every conversation of a set."""
     name, _, scenario = cell.data.partition("+")
-    model, given = OURS.get(cell.approach, ("", {}))
+    model, given, *_ = LIVE.get(cell.approach, ("", {}))
     if model == "good" and not name.startswith("locomo"):
         return "no model summaries are recorded for these data"
-    value: dict[str, Any] = {"held": [], "one_shot": [], "unasked": [], "worst": 0.0, **dict.fromkeys(SUMS, 0)}
+    settings: dict[str, Any] = {
+        "scenario": scenario or "plain",
+        "model": model,
+        "paired": cell.approach == PAIRED,
+        **given,
+    }
+    lives: list[Lived] = []
     for conversation in conversations(data, name, cell.budget):
         if model:
-            paired = cell.approach == PAIRED
-            living = ours(
-                conversation, cell.budget, data, scenario=scenario or "plain", model=model, paired=paired, **given
-            )
-            lived = asyncio.run(living)
+            lived = asyncio.run(ours(conversation, cell.budget, data, **settings))
         else:
             lived = asyncio.run(a_peer(conversation, cell.budget, data, approach))
         if isinstance(lived, str):
             return lived
-        for field in ("held", "one_shot", "unasked"):
-            value[field].append(getattr(lived, field))
-        value["worst"] = max(value["worst"], lived.worst)
-        for field in SUMS:
-            value[field] += getattr(lived, field)
-    return value
+        lives.append(lived)
+    return total(lives)
 
 
 def less_one_view(value: Mapping[str, Any], paired: Mapping[str, Any]) -> list[list[float]]:
@@ -101,141 +81,137 @@ def per_request(value: Mapping[str, Any]) -> float:
     return value["cost"] / value["requests"]
 
 
-def held_share(value: Mapping[str, Any]) -> float:
-    """Return the evidence held when asked, in per cent."""
-    return _mean(value)
-
-
 def tables(results: Sequence[Result]) -> dict[str, str]:
     """Build a table of evidence held per set, a table of all figures per set and budget, and one of scenarios."""
-    found: dict[str, str] = {}
-    plain = [one for one in results if "+" not in one.cell.data]
+    plain = [result for result in results if "+" not in result.cell.data]
+    tables = {f"{NAME}-sample": _sample(plain)}
     for name, of_set in by_set(plain).items():
-        found[f"{NAME}-{name}"] = _held(of_set)
-        for budget in sorted({one.cell.budget for one in of_set}):
-            rows = [one for one in of_set if one.cell.budget == budget]
-            found[f"{NAME}-{name}-{budget}"] = markdown(HEAD, list(_rows(rows))) + reasons(rows)
-    found[f"{NAME}-sample"] = _sample(plain)
-    scenarios = [one for one in results if "+" in one.cell.data and one.value is not None]
-    if scenarios:
-        found[f"{NAME}-scenarios"] = markdown(SCENARIO_HEAD, list(_scenario_rows(scenarios)))
-    return found
+        tables[f"{NAME}-{name}"] = _held(of_set)
+        for budget in sorted({result.cell.budget for result in of_set}):
+            rows = [result for result in of_set if result.cell.budget == budget]
+            tables[f"{NAME}-{name}-{budget}"] = columns_of(_compared(rows), COLUMNS)
+    if scenarios := [result for result in results if "+" in result.cell.data and result.value is not None]:
+        rows = [[figure(result) for figure in SCENARIO_COLUMNS.values()] for result in scenarios]
+        tables[f"{NAME}-scenarios"] = markdown([*SCENARIO_COLUMNS], rows)
+    return tables
 
 
 def _held(results: Sequence[Result]) -> str:
-    budgets = sorted({one.cell.budget for one in results})
-    known = {(one.cell.approach, one.cell.budget): one.value for one in results if one.value is not None}
+    budgets = sorted({result.cell.budget for result in results})
+    values = {(result.cell.approach, result.cell.budget): result.value for result in results}
     rows: list[list[str]] = []
-    for field, names in (("one_shot", (PAIRED,)), ("held", dict.fromkeys(one.cell.approach for one in results))):
+    for field, names in (("one_shot", (PAIRED,)), ("held", dict.fromkeys(result.cell.approach for result in results))):
         for name in names:
-            values = [known.get((name, budget)) for budget in budgets]
-            cells = [percent(value[field]) if value is not None else "–" for value in values]
+            cells = [percent(value[field]) if (value := values.get((name, budget))) else DASH for budget in budgets]
             rows.append(["one view at the same points" if field == "one_shot" else named(name), *cells])
     return markdown(["", *(f"{budget:,} tokens" for budget in budgets)], rows) + reasons(results)
 
 
 def _sample(results: Sequence[Result]) -> str:
     """List the part of every set that was run, from the rows of this package."""
-    found: dict[str, list[str]] = {}
-    for one in results:
-        if one.cell.approach == PAIRED and one.value is not None:
-            groups, name = one.value["held"], TITLES_OF_SETS.get(one.cell.data, one.cell.data)
+    budgets: dict[str, list[str]] = {}
+    for result in results:
+        if result.cell.approach == PAIRED and result.value is not None:
+            groups, name = result.value["held"], TITLES_OF_SETS.get(result.cell.data, result.cell.data)
             part = f"{name}, {plural(len(groups), 'conversation')} with {plural(sum(map(len, groups)), 'question')}"
-            found.setdefault(part, []).append(f"{one.cell.budget:,}")
-    lines = [f"* {part}, within {' and '.join(budgets)} tokens" for part, budgets in found.items()]
-    return "\n".join(lines)
+            budgets.setdefault(part, []).append(f"{result.cell.budget:,}")
+    return "\n".join(f"* {part}, within {' and '.join(own)} tokens" for part, own in budgets.items())
 
 
-HEAD = (
-    "",
-    "held, %",
-    "less one view",
-    "not asked, %",
-    "cost",
-    "tokens a request",
-    "cost, breakpoints",
-    "over budget",
-    "broken pairs",
-    "compiles",
-    "model calls",
-)
+def _compared(results: Sequence[Result]) -> list[Result]:
+    """Add the difference to one view to the results of a set and budget, and whether they are ours."""
+    paired = next((result.value for result in results if result.cell.approach == PAIRED), None)
+    return [
+        result
+        if (value := result.value) is None
+        else replace(
+            result,
+            value={
+                **value,
+                "less": less_one_view(value, paired) if paired is not None else [],
+                "ours": result.cell.approach in LIVE,
+            },
+        )
+        for result in results
+    ]
 
 
-def _rows(results: Sequence[Result]) -> Iterator[list[str]]:
-    paired = next((one.value for one in results if one.cell.approach == PAIRED), None)
-    for one in results:
-        name, value = named(one.cell.approach), one.value
-        if value is None:
-            yield [name, *("–" for _ in HEAD[1:])]
-            continue
-        less = less_one_view(value, paired) if paired is not None else []
-        yield [
-            name,
-            percent(value["held"]),
-            percent(less, "+") if less else "–",
-            percent(value["unasked"]),
-            f"{value['cost'] / value['whole']:.2f}",
-            f"{per_request(value):,.0f}",
-            f"{value['pointed'] / value['whole']:.2f}",
-            part(value["over"], value["requests"]),
-            part(value["broken"], value["requests"]),
-            f"{value['compiles']:,}" if one.cell.approach in OURS else "–",
-            f"{value['asked']:,}" if one.cell.approach in OURS else "–",
-        ]
+COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "held, %": lambda value: percent(value["held"]),
+    "less one view": lambda value: percent(value["less"], "+"),
+    "not asked, %": lambda value: percent(value["unasked"]),
+    "cost": lambda value: f"{value['cost'] / value['whole']:.2f}",
+    "tokens a request": lambda value: f"{per_request(value):,.0f}",
+    "cost, breakpoints": lambda value: f"{value['pointed'] / value['whole']:.2f}",
+    "over budget": lambda value: part(value["over"], value["requests"]),
+    "broken pairs": lambda value: part(value["broken"], value["requests"]),
+    "compiles": lambda value: f"{value['compiles']:,}" if value["ours"] else DASH,
+    "model calls": lambda value: f"{value['asked']:,}" if value["ours"] else DASH,
+}
 
 
-SCENARIO_HEAD = ("", "budget", "held, %", "one view, %", "less one view", "not asked, %", "cost", "over budget")
+def _cost(value: Mapping[str, Any]) -> str:
+    cost = COLUMNS["cost"](value)
+    once = value["one_shot_cost"]
+    return f"{cost}; one view a request {once / value['whole']:.2f}" if once else cost
 
 
-def _scenario_rows(results: Sequence[Result]) -> Iterator[list[str]]:
-    for one in results:
-        assert one.value is not None
-        value, scenario = one.value, one.cell.data.partition("+")[2]
-        cost = f"{value['cost'] / value['whole']:.2f}"
-        if value["one_shot_cost"]:
-            cost += f"; one view a request {value['one_shot_cost'] / value['whole']:.2f}"
-        yield [
-            TITLES[scenario],
-            f"{one.cell.budget:,}",
-            percent(value["held"]),
-            f"{100 * fmean(score for group in value['one_shot'] for score in group):.1f}",
-            percent(less_one_view(value, value), "+"),
-            percent(value["unasked"]),
-            cost,
-            part(value["over"], value["requests"]),
-        ]
+SCENARIO_COLUMNS: dict[str, Callable[[Any], str]] = {
+    "": lambda result: TITLES[result.cell.data.partition("+")[2]],
+    "budget": lambda result: f"{result.cell.budget:,}",
+    "held, %": lambda result: percent(result.value["held"]),
+    "one view, %": lambda result: f"{100 * fmean(sum(result.value['one_shot'], [])):.1f}",
+    "less one view": lambda result: percent(less_one_view(result.value, result.value), "+"),
+    "not asked, %": lambda result: percent(result.value["unasked"]),
+    "cost": lambda result: _cost(result.value),
+    "over budget": lambda result: part(result.value["over"], result.value["requests"]),
+}
 
 
 def panels(results: Sequence[Result]) -> list[Panel]:
     """Build panels of evidence held against the budget, and against the cost of a request, one point per budget."""
-    there = [one for one in results if one.value is not None and "+" not in one.cell.data]
-    against_budget = lines_of(there, _mean, y="held when asked, %", leave_out={"everything"})
-    return [_with_one_view(panel, there) for panel in against_budget[:1]] + [
-        _front(name, there) for name in dict.fromkeys(panel.title for panel in against_budget[:2])
+    plain = [result for result in results if result.value is not None and "+" not in result.cell.data]
+    against_budget = lines_of(plain, held_share, y="held when asked, %", leave_out={"everything"})
+    return [_with_one_view(panel, plain) for panel in against_budget[:1]] + [
+        _front(name, plain) for name in dict.fromkeys(panel.title for panel in against_budget[:2])
     ]
 
 
-def _mean(value: Mapping[str, Any], field: str = "held") -> float:
+def held_share(value: Mapping[str, Any], field: str = "held") -> float:
+    """Return the evidence held when asked, or another share, in per cent."""
     return 100 * interval(value[field])[0]
 
 
+def _points(results: Sequence[Result], approach: str, data: str) -> list[tuple[int, Mapping[str, Any]]]:
+    """Return the budgets and values of an approach on a set, by budget."""
+    own = [result for result in results if (result.cell.approach, result.cell.data) == (approach, data)]
+    return sorted(((result.cell.budget, result.value) for result in own if result.value), key=lambda point: point[0])
+
+
 def _with_one_view(panel: Panel, results: Sequence[Result]) -> Panel:
-    of_set = [one for one in results if (one.cell.approach, one.cell.data) == (PAIRED, panel.title)]
-    points = sorted((one.cell.budget, _mean(one.value, "one_shot")) for one in of_set if one.value is not None)
-    line = Line(name="one view at the same points", x=[x for x, _ in points], y=[y for _, y in points], dashed=True)
+    points = _points(results, PAIRED, panel.title)
+    xs, ys = [budget for budget, _ in points], [held_share(value, "one_shot") for _, value in points]
+    line = Line(name="one view at the same points", x=xs, y=ys, dashed=True)
     name = TITLES_OF_SETS.get(panel.title, panel.title).replace("`", "")
     return Panel(title=name, x=panel.x, y=panel.y, lines=[*panel.lines, line], log_x=True, ticks=panel.ticks)
 
 
+def front(name: str, values: Sequence[Mapping[str, Any]], *, strong: bool = False) -> Line:
+    """Build a line of the evidence held against the cost of a request."""
+    return Line(name=name, x=[*map(per_request, values)], y=[*map(held_share, values)], strong=strong)
+
+
 def _front(name: str, results: Sequence[Result]) -> Panel:
-    lines: list[Line] = []
-    for approach in dict.fromkeys(one.cell.approach for one in results if one.cell.data == name):
-        of_it = [one for one in results if (one.cell.approach, one.cell.data) == (approach, name)]
-        points = sorted((one.cell.budget, per_request(one.value), _mean(one.value)) for one in of_it if one.value)
-        if approach != "everything":
-            xs, ys = [x for _, x, _ in points], [y for _, _, y in points]
-            strong = approach.startswith("ours")
-            lines.append(Line(name=line_name(approach), x=xs, y=ys, strong=strong))
+    approaches = dict.fromkeys(result.cell.approach for result in results if result.cell.data == name)
+    lines = [
+        front(
+            line_name(approach),
+            [value for _, value in _points(results, approach, name)],
+            strong=approach.startswith("ours"),
+        )
+        for approach in approaches
+        if approach != "everything"
+    ]
     return Panel(
         title=TITLES_OF_SETS.get(name, name).replace("`", ""),
         x="tokens a request, cached ones at a tenth",
@@ -246,22 +222,59 @@ def _front(name: str, results: Sequence[Result]) -> Panel:
     )
 
 
+SETTINGS = {
+    "ours-live-off": ("off", "`0`"),
+    "ours-live-economy": ("economy", "`0.15`"),
+    "ours-live": ("**default**", "`0.5`"),
+    "ours-live-parity": ("parity", "`1.0`"),
+    "everything": ("everything, no budget", ""),
+}
+"""Approaches, each with the name of its setting and its `recall`."""
+DIAL_COLUMNS = (("locomo", 4_000), ("beam-100k", 16_000), ("tau", 2_000), ("pi", 16_000))
+DIAL_PANELS = {"chats": ("locomo", "beam-100k"), "tool sessions": ("tau", "pi")}
+
+
+def dial_table(results: Iterable[Result]) -> str:
+    """Build the table of evidence held and cost per request at each setting, one column per set."""
+    values = _dial_values(results)
+    columns = [column for column in DIAL_COLUMNS if any(Cell(NAME, name, *column) in values for name in SETTINGS)]
+    rows: list[Sequence[str]] = []
+    for name, head in SETTINGS.items():
+        cells = [values.get(Cell(NAME, name, *column)) for column in columns]
+        if any(cells):
+            rows.append((*head, *(f"{held_share(v):.0f} % · {per_request(v):,.0f}" if v else DASH for v in cells)))
+    return markdown(("", "`recall=`", *(f"{TITLES_OF_SETS[name]}, {budget:,}" for name, budget in columns)), rows)
+
+
+def dial_panels(results: Iterable[Result]) -> list[Panel]:
+    """Build panels of evidence held against cost per request: one line per budget, one point per setting."""
+    values = _dial_values(results)
+    columns = {(cell.data, cell.budget) for cell in values if cell.approach == "ours-live"}
+
+    def panel(title: str, sets: Sequence[str]) -> Panel:
+        own = sorted((sets.index(data), budget) for data, budget in columns if data in sets)
+        return Panel(
+            title=title,
+            x="input tokens a request, cached ones at a tenth",
+            y="held when asked, %",
+            lines=[_dial_line(values, sets[number], budget) for number, budget in own],
+            log_x=True,
+            ticks=(250, 500, 1_000, 2_000, 4_000, 8_000),
+        )
+
+    return [panel(title, sets) for title, sets in DIAL_PANELS.items() if any(data in sets for data, _ in columns)]
+
+
+def _dial_line(values: Mapping[Cell, Mapping[str, Any]], data: str, budget: int) -> Line:
+    points = [values[cell] for name in [*SETTINGS][:-1] if (cell := Cell(NAME, name, data, budget)) in values]
+    name = f"{TITLES_OF_SETS[data]}, {budget:,}".replace("`", "")
+    return front(name, points)
+
+
+def _dial_values(results: Iterable[Result]) -> Mapping[Cell, Mapping[str, Any]]:
+    return {result.cell: result.value for result in results if result.cell.measure == NAME and result.value is not None}
+
+
 MEASURES = (
-    Measure(
-        name=NAME,
-        title="Conversations, turn by turn",
-        about=(
-            "Every message is a turn of a running agent, every question a turn of its own at a random boundary after "
-            "its evidence. `held`: the evidence in the last request of the question's turn, in per cent, with its 95 % "
-            "interval; `less one view`: the difference to `compile_view` at the same point; `not asked`: the evidence "
-            "in the last request of the turn before (more is better). `cost`: cost with a prompt cache, relative to "
-            "sending everything; `cost, breakpoints`: the same with a cache that is written at breakpoints only; "
-            "`tokens a request`: input tokens, cached ones at a tenth and new ones at 1.25; `compiles`: advances of "
-            "the view; `model calls`: summaries requested (less is better). A budget covers all messages of a request."
-        ),
-        cells=cells,
-        run=run,
-        tables=tables,
-        panels=panels,
-    ),
+    Measure(name=NAME, title="Conversations, turn by turn", cells=cells, run=run, tables=tables, panels=panels),
 )

@@ -13,7 +13,7 @@ from benchmarks import facts, recall
 from benchmarks.approaches import HOMES, Approach
 from benchmarks.data import GENERATED, LABELLED, LIVED, Data
 from benchmarks.fitting import fitted_without
-from benchmarks.measures import Measure
+from benchmarks.measures import Measure, grid
 from benchmarks.peers.baselines import READER, chosen, price, text
 from benchmarks.results import Cell, Result
 from benchmarks.tables import markdown, named
@@ -23,13 +23,7 @@ COMPARED = ("ours", "ours-unseen", "tail", "bm25", "bm25-3", "oracle")
 
 
 def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
-    return [
-        Cell(NAME, approach, chosen, budget)
-        for chosen, budgets in data.labelled.items()
-        for budget in budgets
-        for approach in approaches
-        if approach in COMPARED
-    ]
+    return grid(NAME, data.labelled, [name for name in approaches if name in COMPARED])
 
 
 def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
@@ -40,14 +34,14 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
 
 def _groups(cell: Cell, approach: Approach, data: Data) -> Iterator[list[float]]:
     for conversation in data.conversations(cell.data):
-        found: list[float] = []
+        scores: list[float] = []
         for question in conversation.questions[:: data.every if cell.data in LIVED else 1]:
             messages = recall.asked(conversation, question.text, question.stop)
             budget = cell.budget + READER.one(messages[-1]).tokens
             shown = recall.shown(asyncio.run(_view(approach, messages, budget, question.evidence)))
             held = facts.held(question, shown) if cell.data in LIVED else None
-            found.append(recall.score(question, shown, whole=conversation.whole) if held is None else held)
-        yield found
+            scores.append(recall.score(question, shown, whole=conversation.whole) if held is None else held)
+        yield scores
 
 
 async def _view(
@@ -56,18 +50,23 @@ async def _view(
     """Make a view; the oracle's has the messages that contain the evidence, cheapest first."""
     if approach.view is not None:
         return await approach.view(messages, budget)
-    holding = [at for at, one in enumerate(messages[:-1]) if any(part in text(one) for part in evidence)]
-    return chosen(messages, sorted(holding, key=lambda at: price([messages[at]])), budget)
+    texts = [text(message) for message in messages[:-1]]
+    holding = [position for position, said in enumerate(texts) if any(part in said for part in evidence)]
+    return chosen(messages, sorted(holding, key=lambda position: price([messages[position]])), budget)
 
 
 def tables(results: Sequence[Result]) -> dict[str, str]:
-    """One table: evidence in per cent with its interval, by set and budget."""
-    found = {(one.cell.data, one.cell.budget, one.cell.approach): one.value for one in results}
-    names = [name for name in HOMES if any(name == approach for _, _, approach in found)]
+    values = {(result.cell.data, result.cell.budget, result.cell.approach): result.value for result in results}
+    names = [name for name in HOMES if any(name == approach for _, _, approach in values)]
     order = [*LABELLED, GENERATED]
     rows = [
-        [data, f"{budget:,}", _asked(found, data, budget), *(_shown(found.get((data, budget, name))) for name in names)]
-        for data, budget in sorted({key[:2] for key in found}, key=lambda key: (order.index(key[0]), key[1]))
+        [
+            data,
+            f"{budget:,}",
+            _asked(values, data, budget),
+            *(_shown(values.get((data, budget, name))) for name in names),
+        ]
+        for data, budget in sorted({key[:2] for key in values}, key=lambda key: (order.index(key[0]), key[1]))
     ]
     return {NAME: markdown(("set", "budget", "questions", *map(named, names)), rows)} if rows else {}
 
@@ -88,10 +87,6 @@ MEASURES = (
     Measure(
         name=NAME,
         title="Evidence on every labelled set",
-        about=(
-            "Share of the labelled evidence that is in one view for its question, in per cent, with its 95 % interval "
-            "(bootstrap over conversations). More is better. Baselines pay for no labels."
-        ),
         cells=cells,
         run=run,
         tables=tables,

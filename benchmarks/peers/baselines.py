@@ -1,4 +1,4 @@
-"""Baselines that need no package: everything, the tail, head and tail, a random choice, and an oracle."""
+"""Baselines that need no package but the host: everything, the tail, head and tail, a random choice, and an oracle."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.messages import ModelMessage
 
-from benchmarks.approaches import Approach
+from benchmarks.approaches import Approach, attached_approach
 from context_compiler.messages.history import Reader
 from context_compiler.middleware.replay import PlainSession, View, everything, newest
 from context_compiler.recall.bm25 import damping_of, idf, saturation
@@ -65,8 +66,8 @@ def oracle(evidence: Sequence[str]) -> View:
     wanted = tuple(evidence)
 
     async def view(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
-        holding = [at for at, message in enumerate(messages[:-1]) if text(message).endswith(wanted)]
-        holding.sort(key=lambda at: price([messages[at]]))
+        holding = [position for position, message in enumerate(messages[:-1]) if text(message).endswith(wanted)]
+        holding.sort(key=lambda position: price([messages[position]]))
         return chosen(messages, holding, budget)
 
     return view
@@ -84,18 +85,21 @@ def by_words(*, around: bool) -> View:
 
     async def view(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
         asked, said = set(terms(text(messages[-1]))), [text(message) for message in messages[:-1]]
-        own = [passage_terms(one) for one in said]
-        near = [sum(own[max(0, at - NEIGHBOURS) : at + NEIGHBOURS + 1], Counter[str]()) for at in range(len(own))]
-        pieces = [(at, passage_terms(piece)) for at, one in enumerate(said) for piece in text_pieces(one)]
+        own = [*map(passage_terms, said)]
+        starts = range(-NEIGHBOURS, len(own) - NEIGHBOURS)
+        near = [sum(own[max(0, start) : start + 2 * NEIGHBOURS + 1], Counter[str]()) for start in starts]
+        pieces = [
+            (position, passage_terms(piece)) for position, whole in enumerate(said) for piece in text_pieces(whole)
+        ]
         best = [0.0] * len(said)
-        for (at, _), score in zip(pieces, bm25(asked, [piece for _, piece in pieces]), strict=True):
-            best[at] = max(best[at], score)
+        for (position, _), score in zip(pieces, bm25(asked, [piece for _, piece in pieces]), strict=True):
+            best[position] = max(best[position], score)
         scores = bm25(asked, own)
         if around:
             rows = zip(scores, bm25(asked, near), best, strict=True)
-            scores = [one + two + 0.6 * three for one, two, three in rows]
+            scores = [alone + nearby + 0.6 * piece for alone, nearby, piece in rows]
         order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
-        return chosen(messages, (at for at in order if scores[at] > 0), budget)
+        return chosen(messages, (position for position in order if scores[position] > 0), budget)
 
     return view
 
@@ -117,14 +121,12 @@ def bm25(asked: Iterable[str], documents: Sequence[Counter[str]]) -> list[float]
     return [score / best for score in scores]
 
 
+def same(messages: list[ModelMessage]) -> list[ModelMessage]:
+    return messages
+
+
 def plain(name: str, title: str, setup: str, view: View) -> Approach:
-    return Approach(
-        name=name,
-        title=title,
-        setup=setup,
-        view=view,
-        session=lambda budget: PlainSession(view, budget),
-    )
+    return Approach(name=name, title=title, setup=setup, view=view, session=lambda budget: PlainSession(view, budget))
 
 
 APPROACHES = (
@@ -133,17 +135,19 @@ APPROACHES = (
     plain("head-tail", "head and tail", "a fifth of the budget for the beginning, the rest for the end", head_and_tail),
     plain("random", "random messages", f"messages that fit, in a random order with seed {SEED}", at_random),
     plain("bm25", "BM25", "whole messages by BM25, stemmed", by_words(around=False)),
-    plain(
-        "bm25-3",
-        "BM25+3",
-        "the same of seven messages around it and of its passages, too",
-        by_words(around=True),
-    ),
+    plain("bm25-3", "BM25+3", "the same of seven messages around it and of its passages, too", by_words(around=True)),
     Approach(
         name="oracle",
         title="oracle (knows the evidence)",
         setup="the messages labelled as evidence, cheapest first: the best possible result with whole messages",
         knows=True,
         dashes={"session": "there is no evidence without a question"},
+    ),
+    attached_approach(
+        "host",
+        "Pydantic AI, everything",
+        "`ProcessHistory` with a function that returns its input",
+        lambda _: [ProcessHistory(same)],
+        package="pydantic-ai-slim",
     ),
 )

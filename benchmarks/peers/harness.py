@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from pydantic_ai.models import Model
@@ -12,9 +13,8 @@ from pydantic_ai_harness.compaction import (
     TieredCompaction,
 )
 
-from benchmarks.approaches import NEEDS_A_MODEL, Approach, attached
+from benchmarks.approaches import attached_approach, summarising_approach
 from benchmarks.peers.baselines import READER
-from context_compiler.middleware.replay import LiveSession
 
 PACKAGE = "pydantic-ai-harness"
 COUNT = READER.counter
@@ -40,50 +40,44 @@ def summaries(model: Model, budget: int) -> list[Any]:
 
 
 APPROACHES = (
-    Approach(
-        name="harness-window",
-        title="harness, sliding window",
-        setup=(
-            "`SlidingWindowCompaction(max_tokens=budget, keep_tokens=…)`: "
-            "keeps 0.8 of the budget for one view, half of it in a session"
-        ),
+    attached_approach(
+        "harness-window",
+        "harness, sliding window",
+        "`SlidingWindowCompaction(max_tokens=budget, keep_tokens=…)`: "
+        "keeps 0.8 of the budget for one view, half of it in a session",
+        window,
+        partial(window, keep=LIVE),
         package=PACKAGE,
-        view=attached(window),
-        session=lambda budget: LiveSession(window(budget, LIVE)),
     ),
-    Approach(
-        name="harness-window-quarter",
-        title="harness, sliding window, keeps a quarter",
-        setup="the same with `keep_tokens` a quarter of the budget",
+    attached_approach(
+        "harness-window-quarter",
+        "harness, sliding window, keeps a quarter",
+        "the same with `keep_tokens` a quarter of the budget",
+        None,
+        partial(window, keep=QUARTER),
         package=PACKAGE,
-        session=lambda budget: LiveSession(window(budget, QUARTER)),
         dashes={"view": "the other sliding-window row makes better use of the budget in a single view"},
     ),
-    Approach(
-        name="harness-clear",
-        title="harness, clears tool results",
-        setup="`ClearToolResults(max_tokens=budget)`",
+    attached_approach(
+        "harness-clear",
+        "harness, clears tool results",
+        "`ClearToolResults(max_tokens=budget)`",
+        clearing,
         package=PACKAGE,
-        view=attached(clearing),
-        session=lambda budget: LiveSession(clearing(budget)),
     ),
-    Approach(
-        name="harness-tiered",
-        title="harness, tiers",
-        setup="`TieredCompaction(tiers=[ClearToolResults, SlidingWindowCompaction], target_tokens=budget)`",
+    attached_approach(
+        "harness-tiered",
+        "harness, tiers",
+        "`TieredCompaction(tiers=[ClearToolResults, SlidingWindowCompaction], target_tokens=budget)`",
+        tiers,
+        partial(tiers, keep=LIVE),
         package=PACKAGE,
-        view=attached(tiers),
-        session=lambda budget: LiveSession(tiers(budget, LIVE)),
     ),
-    Approach(
-        name="harness-summary",
-        title="harness, summaries",
-        setup=(
-            "`SummarizingCompaction(max_tokens=budget, keep_tokens=budget // 2)`, "
-            "with a model that answers with recorded summaries"
-        ),
-        package=PACKAGE,
-        summarising=summaries,
-        dashes={"view": NEEDS_A_MODEL, "session": NEEDS_A_MODEL},
+    summarising_approach(
+        "harness-summary",
+        "harness, summaries",
+        "`SummarizingCompaction(max_tokens=budget, keep_tokens=budget // 2)`",
+        summaries,
+        PACKAGE,
     ),
 )

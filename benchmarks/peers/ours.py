@@ -6,86 +6,56 @@ from collections.abc import Sequence
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage
-from pydantic_ai.models import Model
 
 from benchmarks.approaches import Approach
 from context_compiler import ContextCompiler, compile_view
 from context_compiler.middleware.replay import LiveSession
+
+LIVE: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "ours-live": ("none", {}, "", ": compiles above half of the budget, the default"),
+    "ours-live-full": ("none", {"trigger": 1.0}, ", trigger=1.0", ": compiles only when the budget is used up"),
+    "ours-live-bland": ("bland", {}, ", bland summaries", ", the default, with a model whose summaries say nothing"),
+    "ours-live-good": (
+        *("good", {}, ", good summaries"),
+        ", the default, with a model that answers with recorded summaries",
+    ),
+    "ours-live-economy": ("none", {"recall": 0.15}, ", economy", ": smaller recall blocks"),
+    "ours-live-parity": ("none", {"recall": 1.0}, ", parity", ": recall blocks take all free room"),
+    "ours-live-off": ("none", {"recall": 0}, ", recall off", ": no recall blocks"),
+}
+"""Settings of a live agent: writer of summaries, other arguments of `ContextCompiler`, title and description."""
 
 
 async def one_shot(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
     return (await compile_view(messages, "extractive", budget, system=None)).messages
 
 
-def live(budget: int, **given: Any) -> list[ContextCompiler]:
-    return [ContextCompiler(budget=budget, model="none", store=None, system=None, **given)]
+def _one_view(name: str, title: str, setup: str) -> Approach:
+    dashes = {"session": "makes single views and has no session"}
+    return Approach(name=name, title=f"context-compiler, {title}", setup=setup, ours=True, view=one_shot, dashes=dashes)
 
 
-def asking(model: Model, budget: int) -> list[ContextCompiler]:
-    return [ContextCompiler(budget=budget, model=model, store=None, system=None)]
+def _live(name: str) -> Approach:
+    writer, given, title, setup = LIVE[name]
+    shown = ["budget=budget", *(['model="none"'] if writer == "none" else [])]
+    shown += [f"{argument}={value}" for argument, value in given.items()]
+    return Approach(
+        name=name,
+        title=f"context-compiler, live agent{title}",
+        setup=f"`ContextCompiler({', '.join(shown)})`{setup}",
+        ours=True,
+        session=lambda budget: LiveSession(
+            [ContextCompiler(budget=budget, model="none", store=None, system=None, **given)]
+        ),
+    )
 
 
 APPROACHES = (
-    Approach(
-        name="ours",
-        title="context-compiler, one view",
-        setup='`compile_view(messages, "extractive", budget)`',
-        ours=True,
-        view=one_shot,
-        dashes=dict.fromkeys(("session", "compiles"), "makes single views and has no session"),
+    _one_view("ours", "one view", '`compile_view(messages, "extractive", budget)`'),
+    _one_view(
+        "ours-unseen",
+        "weights that never saw the set",
+        "the same, its ranking fitted on all other labelled sets",
     ),
-    Approach(
-        name="ours-unseen",
-        title="context-compiler, weights that never saw the set",
-        setup="the same, its ranking fitted on all other labelled sets",
-        ours=True,
-        view=one_shot,
-        dashes=dict.fromkeys(("session", "compiles"), "makes single views and has no session"),
-    ),
-    Approach(
-        name="ours-live",
-        title="context-compiler, live agent",
-        setup='`ContextCompiler(budget=budget, model="none")`: compiles above half of the budget, the default',
-        ours=True,
-        session=lambda budget: LiveSession(live(budget)),
-        summarising=asking,
-    ),
-    Approach(
-        name="ours-live-full",
-        title="context-compiler, live agent, trigger=1.0",
-        setup='`ContextCompiler(budget=budget, model="none", trigger=1.0)`: compiles only when the budget is used up',
-        ours=True,
-        session=lambda budget: LiveSession(live(budget, trigger=1.0)),
-    ),
-    Approach(
-        name="ours-live-bland",
-        title="context-compiler, live agent, bland summaries",
-        setup="`ContextCompiler(budget=budget)`, the default, with a model whose summaries say nothing",
-        ours=True,
-    ),
-    Approach(
-        name="ours-live-good",
-        title="context-compiler, live agent, good summaries",
-        setup="`ContextCompiler(budget=budget)`, the default, with a model that answers with recorded summaries",
-        ours=True,
-    ),
-    Approach(
-        name="ours-live-economy",
-        title="context-compiler, live agent, economy",
-        setup='`ContextCompiler(budget=budget, model="none", recall=0.15)`: smaller recall blocks',
-        ours=True,
-        session=lambda budget: LiveSession(live(budget, recall=0.15)),
-    ),
-    Approach(
-        name="ours-live-parity",
-        title="context-compiler, live agent, parity",
-        setup='`ContextCompiler(budget=budget, model="none", recall=1.0)`: recall blocks take all free room',
-        ours=True,
-    ),
-    Approach(
-        name="ours-live-off",
-        title="context-compiler, live agent, recall off",
-        setup='`ContextCompiler(budget=budget, model="none", recall=0)`: no recall blocks',
-        ours=True,
-    ),
+    *map(_live, LIVE),
 )

@@ -30,31 +30,31 @@ ROLES = {Kind.SYSTEM: "system", Kind.RETURN: "tool"}
 
 def pieces(messages: Sequence[ModelMessage], *, first: int = 0) -> list[Piece]:
     """Split a history into pieces; positions begin at `first`, and requests without parts have no piece."""
-    found: list[Piece] = []
-    for at, message in enumerate(messages, first):
+    pieces: list[Piece] = []
+    for position, message in enumerate(messages, first):
         reading = READER.one(message)
         if isinstance(message, ModelResponse):
             text = "\n".join(item.text for item in reading.items if item.kind is Kind.TEXT)
             calls = tuple(item for item in reading.items if item.kind is Kind.CALL)
-            found.append(Piece(name=f"{at}", role="assistant", text=text, calls=calls, tokens=reading.tokens))
+            pieces.append(Piece(name=f"{position}", role="assistant", text=text, calls=calls, tokens=reading.tokens))
             continue
         for part, item in enumerate(reading.items):
             role = ROLES.get(item.kind, "user")
-            name, call = f"{at}.{part}", item.call_id or ""
-            found.append(Piece(name=name, role=role, text=item.text, call_id=call, tokens=item.tokens))
-    return found
+            name, call = f"{position}.{part}", item.call_id or ""
+            pieces.append(Piece(name=name, role=role, text=item.text, call_id=call, tokens=item.tokens))
+    return pieces
 
 
 def whole(messages: Sequence[ModelMessage], names: Iterable[str]) -> list[ModelMessage]:
     """Return the messages of these pieces; a request has only the parts named."""
     kept: dict[int, set[int]] = {}
     for name in names:
-        at, _, part = name.partition(".")
-        kept.setdefault(int(at), set()).update({int(part)} if part else ())
-    found: list[ModelMessage] = []
-    for at in sorted(kept):
-        message = messages[at]
-        if not isinstance(message, ModelResponse) and len(kept[at]) < len(message.parts):
-            message = replace(message, parts=[part for index, part in enumerate(message.parts) if index in kept[at]])
-        found.append(message)
-    return found
+        position, _, part = name.partition(".")
+        kept.setdefault(int(position), set()).update({int(part)} if part else ())
+    messages_kept: list[ModelMessage] = []
+    for position in sorted(kept):
+        message = messages[position]
+        if not isinstance(message, ModelResponse) and len(kept[position]) < len(message.parts):
+            message = replace(message, parts=[message.parts[index] for index in sorted(kept[position])])
+        messages_kept.append(message)
+    return messages_kept

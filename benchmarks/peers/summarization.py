@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import Model
 from pydantic_ai_summarization import SlidingWindowCapability, SummarizationCapability
 
-from benchmarks.approaches import NEEDS_A_MODEL, Approach, attached
+from benchmarks.approaches import attached_approach, summarising_approach
 from benchmarks.peers.baselines import price
-from context_compiler.middleware.replay import LiveSession
 
 PACKAGE = "summarization-pydantic-ai"
 
@@ -31,26 +31,20 @@ def summaries(model: Model, budget: int) -> list[Any]:
 
 
 APPROACHES = (
-    Approach(
-        name="summarization-window",
-        title="summarization-pydantic-ai, sliding window",
-        setup=(
-            "`SlidingWindowCapability(trigger=budget, keep=…)`: "
-            "keeps 0.9 of the budget for one view, half of it in a session"
-        ),
+    attached_approach(
+        "summarization-window",
+        "summarization-pydantic-ai, sliding window",
+        "`SlidingWindowCapability(trigger=budget, keep=…)`: "
+        "keeps 0.9 of the budget for one view, half of it in a session",
+        window,
+        partial(window, keep=0.5),
         package=PACKAGE,
-        view=attached(window),
-        session=lambda budget: LiveSession(window(budget, 0.5)),
     ),
-    Approach(
-        name="summarization-summary",
-        title="summarization-pydantic-ai, summaries",
-        setup=(
-            "`SummarizationCapability(trigger=budget, keep=budget / 2)`, "
-            "with a model that answers with recorded summaries"
-        ),
-        package=PACKAGE,
-        summarising=summaries,
-        dashes={"view": NEEDS_A_MODEL, "session": NEEDS_A_MODEL},
+    summarising_approach(
+        "summarization-summary",
+        "summarization-pydantic-ai, summaries",
+        "`SummarizationCapability(trigger=budget, keep=budget / 2)`",
+        summaries,
+        PACKAGE,
     ),
 )

@@ -44,7 +44,7 @@ def kill_workers(place: str) -> dict[str, Any]:
     """What came of killing workers in the middle of submitted runs."""
     options = ["--runs", "2", "--kills", "4", "--workers", "2", "--seed", "7"]
     done = subprocess.run(
-        [python(), "-m", "benchmarks.workers", "kills", place, *options],
+        [python(), "-m", "tests.pipeline.killing_workers", place, *options],
         capture_output=True,
         text=True,
         check=False,

@@ -1,29 +1,21 @@
-"""Submitted runs and their workers: throughput relative to the ideal, and results under kills.
+"""Ends workers with SIGKILL in the middle of submitted runs, and compares the end of every run with an undisturbed one.
 
-    python -m benchmarks.workers throughput PLACE [--runs 1000] [--workers 4] [--concurrency 8]
-    python -m benchmarks.workers kills PLACE [--runs 20] [--kills 100] [--workers 4] [--seed 1]
+    python -m tests.pipeline.killing_workers PLACE [--runs 20] [--kills 100] [--workers 4] [--seed 1]
 
-PLACE is a `.db` file or the address of a PostgreSQL database, both without runs, or `postgres` for a new cluster. A
-stage waits for 250 ms, as for a very quick model; the ideal is the time of the waiting alone. `kills` repeatedly ends
-workers with SIGKILL in the middle of runs, and compares the end of every run with an undisturbed one. Each command
-prints one JSON line.
+PLACE is a `.db` file or the address of a PostgreSQL database, both without runs. Prints one JSON line.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
 import random
-import resource
 import signal
-import time
 from collections.abc import Coroutine
-from contextlib import nullcontext
 from typing import Any
 
-from benchmarks.postgres import own_cluster
+from benchmarks.command import arguments
 from context_compiler import pipeline
 from context_compiler.pipeline import (
     Event,
@@ -41,8 +33,7 @@ from context_compiler.pipeline import (
     run_pipeline,
 )
 
-STAGE_S, LEASE_S = 0.25, 0.5
-CHAIN = "digraph g { start [shape=Mdiamond]; done [shape=Msquare]; a; b; c; start -> a -> b -> c -> done }"
+LEASE_S = 0.5
 WINDING = """digraph g {
     start [shape=Mdiamond]; done [shape=Msquare]; a; b [fidelity=full thread_id=t]; g [goal_gate=true retry_target=b];
     p [shape=component]; x; y; j [shape=tripleoctagon]; h [shape=hexagon]; z;
@@ -51,7 +42,7 @@ WINDING = """digraph g {
 }"""
 
 
-def open_place(place: str, lease: float) -> SQLRuns:
+def open_place(place: str, lease: float = LEASE_S) -> SQLRuns:
     """Open the store at a place."""
     if place.endswith(".db"):
         return SQLiteRuns(place, busy_timeout=60.0)
@@ -65,7 +56,7 @@ def name_of(number: int) -> str:
 
 async def submit(place: str, text: str, count: int) -> None:
     """Submit runs of a graph."""
-    store = open_place(place, LEASE_S)
+    store = open_place(place)
     queue = RunQueue(store)
     for number in range(count):
         await queue.submit(text, run_id=name_of(number), options={"auto_approve": True})
@@ -75,15 +66,6 @@ async def submit(place: str, text: str, count: int) -> None:
 async def no_wait(seconds: float) -> None:
     """Return at once instead of pausing."""
     await asyncio.sleep(0)
-
-
-async def wait(stage: Stage) -> Outcome:
-    """Run a stage that only waits."""
-    await asyncio.sleep(STAGE_S)
-    return Outcome(notes="done")
-
-
-wait.reads_past = False  # pyright: ignore[reportFunctionMemberAccess]  # so that it loads no tokenizer
 
 
 async def wind(stage: Stage) -> Outcome:
@@ -137,40 +119,10 @@ def join(*children: int) -> list[int]:
 
 async def load(place: str, count: int) -> list[RunState | None]:
     """Load the states of all runs."""
-    store = open_place(place, LEASE_S)
+    store = open_place(place)
     states = [await store.load(name_of(number)) for number in range(count)]
     await store.close()
     return states
-
-
-def throughput(place: str, runs: int, workers: int, concurrency: int) -> dict[str, Any]:
-    """Measure the time of all runs by several workers, and its ratio to the ideal."""
-    started = time.perf_counter()
-    join(fork(submit(place, CHAIN, runs)))
-    submitted = time.perf_counter() - started
-    started = time.perf_counter()
-    crew = [fork(work(place, wait, concurrency=concurrency, lease=30.0, poll=0.5)) for _ in range(workers)]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    codes = join(*crew)
-    seconds = time.perf_counter() - started
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    states = asyncio.run(load(place, runs))
-    waits = 3 * STAGE_S
-    ideal = waits * runs / (workers * concurrency)
-    ended = sum(state is not None and state.ok for state in states)
-    return {
-        "runs": runs,
-        "workers": workers,
-        "concurrency": concurrency,
-        "submit_ms": round(1_000 * submitted / runs, 2),
-        "seconds": round(seconds, 2),
-        "ideal": round(ideal, 2),
-        "ratio": round(seconds / ideal, 2),
-        "cpu_ms": round(1_000 * used / runs, 2),  # CPU time of the workers per run
-        "succeeded": ended,
-        "ok": ended == runs and not any(codes),
-    }
 
 
 def comparable(state: RunState | None) -> Any:
@@ -184,7 +136,7 @@ def comparable(state: RunState | None) -> Any:
     return document
 
 
-def kills(place: str, runs: int, kills: int, workers: int, seed: int) -> dict[str, Any]:
+def kill_workers(place: str, runs: int, kills: int, workers: int, seed: int) -> dict[str, Any]:
     """Kill workers the given number of times, let one finish the rest, and compare."""
     draw, codes = random.Random(seed), list[int]()
     join(fork(submit(place, WINDING, runs)))
@@ -210,26 +162,6 @@ def kills(place: str, runs: int, kills: int, workers: int, seed: int) -> dict[st
     }
 
 
-def main() -> None:
-    """Measure, and print one line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=("throughput", "kills"))
-    parser.add_argument("place")
-    parser.add_argument("--runs", type=int)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--concurrency", type=int, default=8)
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    with own_cluster() if given.place == "postgres" else nullcontext() as cluster:
-        place = given.place if cluster is None else cluster.url()
-        if given.what == "throughput":
-            done = throughput(place, given.runs or 1_000, given.workers, given.concurrency)
-        else:
-            done = kills(place, given.runs or 20, given.kills, given.workers, given.seed)
-    print(json.dumps(done))
-    raise SystemExit(0 if done["ok"] else 1)
-
-
 if __name__ == "__main__":
-    main()
+    options = arguments(__doc__, "place", runs=20, kills=100, workers=4, seed=1)
+    print(json.dumps(kill_workers(options.place, options.runs, options.kills, options.workers, options.seed)))

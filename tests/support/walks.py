@@ -1,7 +1,7 @@
 """Files of the package that one request enters: the files that a reader must open to follow it.
 
-    python -m benchmarks.walks [-v]
-    python -m benchmarks.walks --structure
+    python -m tests.support.walks [-v]
+    python -m tests.support.walks --structure
 
 Each walk runs once unmeasured, to load imports, tables and encoders, and once under a profiler that notes every call of
 a function of the package, in every thread. The walks are the first live request of a compiler whose history fits, a
