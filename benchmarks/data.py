@@ -151,7 +151,11 @@ class Data:
         for path in self.files("locomo"):
             for talk in json.loads(path.read_text(encoding="utf-8")):
                 if conversation == f"locomo {talk['sample_id']}":
-                    return list(_summaries(talk))
+                    names = [f"session_{number}" for number in range(1, 100)]
+                    lines = [talk["conversation"].get(name) for name in names]
+                    summaries = [talk["session_summary"].get(f"{name}_summary") for name in names]
+                    pairs = zip(lines, summaries, strict=True)
+                    return [(said[0]["text"], summary) for said, summary in pairs if said and summary]
         return []
 
     @cached_property
@@ -180,14 +184,6 @@ def _drawn(conversation: Conversation, every: int) -> tuple[Question, ...]:
 def at_hand(fast: bool, every: int, most: int | None = None, models: tuple[str, ...] = ()) -> Data:
     folder = recall.data_folder()
     return Data(folder if folder.is_dir() else None, fast=fast, every=every, most=most, models=models)
-
-
-def _summaries(one: dict[str, Any]) -> Any:
-    for session in range(1, 100):
-        lines = one["conversation"].get(f"session_{session}")
-        summary = one["session_summary"].get(f"session_{session}_summary")
-        if lines and summary:
-            yield lines[0]["text"], summary
 
 
 WORDS = (

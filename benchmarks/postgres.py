@@ -2,9 +2,8 @@
 
     python -m benchmarks.postgres [--messages 400] [--requests 200] [--processes 8] [--sessions 200]
 
-A new cluster with `fsync` on is started for the benchmark and removed afterwards. `save` is the request of a growing
-session; `turn` is two saves and so two commits, one of the previous answer and one of the request. All are measured in
-rotating order. Then several processes, started with `--write` and `--process`, save short sessions at once.
+A new cluster with `fsync` on is started for the benchmark and removed afterwards. The requests of a growing session are
+saved in both, in turn. Then several processes, started with `--write` and `--process`, save short sessions at once.
 """
 
 from __future__ import annotations
@@ -19,12 +18,11 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from benchmarks.command import arguments
 from benchmarks.store import Chain, entries, prose, recorded
-from context_compiler.record.postgres import PostgresStore
-from context_compiler.record.store import Store, open_place
+from context_compiler.record.store import open_place
 from context_compiler.record.values import Entry
 from tests.support.postgres import Cluster
 
@@ -43,23 +41,15 @@ def own_cluster() -> Generator[Cluster]:
         cluster.remove()
 
 
-async def save_turn(store: Store, entry: Entry) -> None:
-    """Save what a turn adds: the answer of the previous run, and the request, which has one message more."""
-    await store.archive(entry.record.session_id, entry.record.vault_name, cast(Chain, entry.raw).first(-1))
-    await store.save(entry)
-
-
 async def saves(url: str, folder: Path, messages: int, requests: int) -> tuple[dict[str, list[float]], int]:
-    """Return the milliseconds of each kind of save of a growing session, and the bytes of a request."""
-    stores = {"save": open_place(url), "save, file": open_place(folder / "one.db")}
-    stores |= {"turn": PostgresStore(url, schema="turns"), "turn, file": open_place(folder / "turns.db")}
+    """Return the milliseconds of the saves of a growing session, in PostgreSQL and in a file, and bytes a request."""
+    stores = {"PostgreSQL": open_place(url), "file": open_place(folder / "one.db")}
     times: dict[str, list[float]] = {name: [] for name in stores}
-    names, new = list(stores), 0
+    new = 0
     for number, (entry, added) in enumerate(entries(messages, requests, prose(random.Random(1)), True)):
-        names = [*names[1:], names[0]]
-        for name in names:
+        for name, store in stores.items() if number % 2 else reversed(stores.items()):
             start = time.perf_counter()
-            await (save_turn(stores[name], entry) if name.startswith("turn") else stores[name].save(entry))
+            await store.save(entry)
             times[name].append((time.perf_counter() - start) * 1_000)
         new += added if number else 0
     for store in stores.values():

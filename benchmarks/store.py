@@ -55,9 +55,9 @@ class Chain:
         """Return its text for the search index; empty if not indexed."""
         return self.texts[index] if self.indexed else ""
 
-    def first(self, length: int) -> Chain:
-        """Return the chain of the first `length` messages, or of all but some if it is negative."""
-        return Chain(self.indexed, self.ids[:length], self.bodies[:length], self.texts[:length])
+    def copy(self) -> Chain:
+        """Return a chain of its own, to which messages can be added."""
+        return Chain(self.indexed, [*self.ids], [*self.bodies], [*self.texts])
 
     def append(self, texts: Sequence[str], *, answers: int = 0) -> Chain:
         """Add messages, of which the user's are at even positions, or at odd ones if `answers` is 1."""
@@ -86,7 +86,7 @@ def entries(messages: int, requests: int, text: Callable[[], str], indexed: bool
     cut, summary, state, compile = 0, "", "", None
     for number in range(requests + 1):
         if number:
-            raw = raw.first(len(raw.ids)).append([text(), text()])
+            raw = raw.copy().append([text(), text()])
         if number % MOVE_EVERY == 0:
             cut, summary = len(raw.ids) - KEPT, text()
             state = json.dumps({"decided": cut, "summary": summary, "kept": list(range(cut))[-KEPT:]})

@@ -20,7 +20,7 @@ from benchmarks.measures import Measure, grid
 from benchmarks.peers.baselines import READER, oracle, price
 from benchmarks.recall import Conversation
 from benchmarks.results import Cell, Result
-from benchmarks.tables import by_set, lines_of, markdown, ranked
+from benchmarks.tables import by_set, lines_of, ranked
 from context_compiler.cli.drawing import Panel
 from context_compiler.middleware.replay import View
 
@@ -30,15 +30,13 @@ AWARE, BLIND = "evidence", "evidence-blind"
 def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
     """Measure the recall of every question, by conversation, and the share of views over the budget."""
     groups: list[list[float]] = []
-    kinds: list[str] = []
     over: list[float] = []
     for conversation in data.conversations(cell.data):
         view = viewing(approach, conversation, cell.budget, data)
         if isinstance(view, str):
             return view
         groups.append(_scores(conversation, cell, approach, view, over))
-        kinds += [question.kind for question in conversation.questions]
-    return {"groups": groups, "kinds": kinds, "over": sum(share > 1 for share in over) / len(over), "worst": max(over)}
+    return {"groups": groups, "over": sum(share > 1 for share in over) / len(over), "worst": max(over)}
 
 
 def viewing(approach: Approach, conversation: Conversation, budget: int, data: Data) -> View | str:
@@ -90,26 +88,8 @@ def _scores(conversation: Conversation, cell: Cell, approach: Approach, view: Vi
 
 def tables(results: Sequence[Result]) -> dict[str, str]:
     """A table for every set: recall in per cent with its interval, and how often the budget was not kept."""
-    measure, tables = results[0].cell.measure, dict[str, str]()
-    for name, of_set in by_set(results).items():
-        tables[f"{measure}-{name}"] = ranked(of_set, _shown)
-        if kinds := _kinds(of_set):
-            tables[f"{measure}-{name}-kinds"] = kinds
-    return tables
-
-
-def _kinds(results: Sequence[Result]) -> str:
-    """Table of the recall of this package by kind of question and budget."""
-    ours = {result.cell.budget: result.value for result in results if result.cell.approach == "ours" and result.value}
-    columns = {
-        budget: recall.by_kind(value["kinds"], [score for group in value["groups"] for score in group])
-        for budget, value in sorted(ours.items())
-    }
-    counts = {kind: count for column in columns.values() for kind, (_, count) in column.items()}
-    rows = [
-        [kind, str(n), *(f"{100 * column[kind][0]:.1f}" for column in columns.values())] for kind, n in counts.items()
-    ]
-    return markdown(["kind", "questions", *(f"{budget:,} tokens" for budget in columns)], rows) if rows else ""
+    measure = results[0].cell.measure
+    return {f"{measure}-{name}": ranked(of_set, _shown) for name, of_set in by_set(results).items()}
 
 
 def _shown(value: Mapping[str, Any]) -> str:
