@@ -283,9 +283,9 @@ async def ours(
     paired: bool,
     seed: int = recall.SEED,
     most: int | None = None,
-    **given: Any,
+    **settings: Any,
 ) -> Lived:
-    """Run a conversation with this package; `given` are arguments of `ContextCompiler`."""
+    """Run a conversation with this package; `settings` are arguments of `ContextCompiler`."""
     inner, began, calls = writer(model, data.summaries(conversation.name)), list[str](), 0
 
     async def summarise(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -297,7 +297,7 @@ async def ours(
         budget=budget,
         model="none" if model == "none" else FunctionModel(summarise),
         on_view=lambda view: began.append(view.status),
-        **{"store": None, "system": None, **given},
+        **{"store": None, "system": None, **settings},
     )
     life = life_of(conversation, compiler, scenario=scenario)
     lived = await live(conversation, life, budget, scenario=scenario, paired=paired, seed=seed, most=most)
@@ -361,11 +361,11 @@ def by_kind(lives: Sequence[Lived]) -> Iterator[str]:
         yield f"  {kind}: held {100 * share:.1f}{beside} | {number} questions"
 
 
-def _run(number: int, options: Any, given: Mapping[str, Any]) -> Lived:
+def _run(number: int, options: Any, settings: Mapping[str, Any]) -> Lived:
     data = at_hand(False, options.every)
     conversation = conversations(data, options.data, options.budget)[number]
     chosen = {"scenario": options.scenario, "model": options.model, "seed": options.seed, "most": options.turns}
-    return asyncio.run(ours(conversation, options.budget, data, paired=not options.no_paired, **chosen, **given))
+    return asyncio.run(ours(conversation, options.budget, data, paired=not options.no_paired, **chosen, **settings))
 
 
 def _given(text: str) -> tuple[str, Any]:
@@ -392,10 +392,10 @@ def main() -> None:
         kinds=False,
         no_paired=False,
     )
-    started, given = time.perf_counter(), dict(map(_given, options.set))
+    started, settings = time.perf_counter(), dict(map(_given, options.set))
     there = conversations(at_hand(False, options.every), options.data, options.budget)
     numbers = range(len(there[: options.conversations]))
-    run = partial(_run, options=options, given=given)
+    run = partial(_run, options=options, settings=settings)
     if options.jobs > 1:
         with ProcessPoolExecutor(options.jobs) as pool:
             lives = list(pool.map(run, numbers))
@@ -404,7 +404,7 @@ def main() -> None:
     for text in by_kind(lives) if options.kinds else ():
         print(text)
     what = f"{options.data} {options.budget:,} {options.scenario} model={options.model}"
-    what += "".join(f" {name}={value}" for name, value in given.items())
+    what += "".join(f" {name}={value}" for name, value in settings.items())
     print(f"{what}: {line(total(lives))} | {time.perf_counter() - started:.0f} s")
 
 

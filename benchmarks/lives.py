@@ -82,7 +82,7 @@ class AgentLife:
 
         Tool results are not taken from the script.
         """
-        self._sent, self._script = [], deque(one for one in script if isinstance(one, ModelResponse))
+        self._sent, self._script = [], deque(message for message in script if isinstance(message, ModelResponse))
         result = await self._agent.run(message_history=[*self.stored, prompt])
         self.stored = result.all_messages()
         self.added = result.new_messages()
@@ -129,7 +129,7 @@ class SessionLife:
         self._new = [*self._new, prompt]
         for responses, returned in steps(script):
             requests.append(await self._session.request(self._new))
-            self._new = [*(with_usage(one, price(requests[-1])) for one in responses), *returned]
+            self._new = [*(with_usage(response, price(requests[-1])) for response in responses), *returned]
             self.added += self._new
         return requests
 

@@ -101,7 +101,7 @@ def entries(messages: int, requests: int, text: Callable[[], str], indexed: bool
         compile = None
 
 
-def recorded(number: int, raw: Chain, view: Chain, **given: Any) -> Entry:
+def recorded(number: int, raw: Chain, view: Chain, **fields: Any) -> Entry:
     usual = {
         "session_id": SESSION,
         "turn_index": number,
@@ -115,7 +115,7 @@ def recorded(number: int, raw: Chain, view: Chain, **given: Any) -> Entry:
         "ledger": {"tokens": {"summary": 300, "turns": 14_000}, "kept": {"recent": KEPT}, "dropped": []},
         "tools": None,
     }
-    return request(raw, view, **{**usual, **given})
+    return request(raw, view, **{**usual, **fields})
 
 
 def summarised(tip: str, summary: str, prompt: str, number: int, session: str = SESSION) -> Compile:

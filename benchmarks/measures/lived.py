@@ -49,14 +49,14 @@ def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
 
 def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
     name, _, scenario = cell.data.partition("+")
-    model, given, *_ = LIVE.get(cell.approach, ("", {}))
+    model, own, *_ = LIVE.get(cell.approach, ("", {}))
     if model == "good" and not name.startswith("locomo"):
         return "no model summaries are recorded for these data"
     settings: dict[str, Any] = {
         "scenario": scenario or "plain",
         "model": model,
         "paired": cell.approach == PAIRED,
-        **given,
+        **own,
     }
     lives: list[Lived] = []
     for conversation in conversations(data, name, cell.budget):

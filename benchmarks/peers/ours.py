@@ -36,16 +36,16 @@ def _one_view(name: str, title: str, setup: str) -> Approach:
 
 
 def _live(name: str) -> Approach:
-    writer, given, title, setup = LIVE[name]
+    writer, settings, title, setup = LIVE[name]
     shown = ["budget=budget", *(['model="none"'] if writer == "none" else [])]
-    shown += [f"{argument}={value}" for argument, value in given.items()]
+    shown += [f"{argument}={value}" for argument, value in settings.items()]
     return Approach(
         name=name,
         title=f"context-compiler, live agent{title}",
         setup=f"`ContextCompiler({', '.join(shown)})`{setup}",
         ours=True,
         session=lambda budget: LiveSession(
-            [ContextCompiler(budget=budget, model="none", store=None, system=None, **given)]
+            [ContextCompiler(budget=budget, model="none", store=None, system=None, **settings)]
         ),
     )
 
