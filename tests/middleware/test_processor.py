@@ -19,7 +19,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from context_compiler import View, build_compiling_history_processor
-from context_compiler.messages.fences import SUMMARY_PREFIX
+from context_compiler.messages.fences import QUOTED_TITLE, SUMMARY_PREFIX
 from context_compiler.messages.history import Reader
 from context_compiler.middleware.processor import CompilingHistoryProcessor
 from context_compiler.tokens import TokenCounter
@@ -101,7 +101,7 @@ async def test_every_request_is_within_budget_with_whole_pairs_and_one_note(tmp_
         assert processor_reader.read(messages).tokens <= BUDGET
         assert_pairs_whole(messages)
         assert sum(text.count(SUMMARY_PREFIX) for text in texts) <= 1
-    assert any(SUMMARY_PREFIX in text for text in said(sent[-1]))
+    assert any(QUOTED_TITLE in text for text in said(sent[-1]))
 
 
 async def test_the_line_that_marks_a_view_without_notes_is_within_the_budget_too() -> None:
