@@ -19,6 +19,7 @@ from context_compiler.compiler.specifics import Mention, TextSet, field_before, 
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History
 from context_compiler.messages.items import Item, Kind
+from context_compiler.messages.prompts import sentence_ends
 from context_compiler.messages.shapes import WHOLE, apply_shape
 from context_compiler.messages.tool_lines import call_line
 from context_compiler.messages.turns import Place, calls_of_results
@@ -41,7 +42,9 @@ TRIES = 24
 AND = "; "
 """Separator of lines that share a label."""
 
-_BREAK = re.compile(r"[.!?;]\s|[。！？；\n|]")
+STOPS = ".!?…。！？\n"
+"""Characters after which a sentence begins."""
+
 _SYNTAX = re.compile(r'["{}\[\]]+')
 
 
@@ -210,6 +213,11 @@ class _Part:
         """True if the text is JSON, whose syntax is not quoted."""
         return self.text[:1] in ("{", "[")
 
+    @property
+    def prose(self) -> bool:
+        """True if a user or the model wrote it."""
+        return self.item.kind in (Kind.USER, Kind.TEXT)
+
     def touched(self, start: int, end: int) -> slice:
         """Pieces that a span joins because it touches them."""
         first = bisect_left(self.pieces, start, key=lambda piece: piece.end)
@@ -236,7 +244,7 @@ class _Part:
 
     def _around(self, start: int, end: int) -> tuple[int, int]:
         """Span to quote for an identifier: its clause in prose, elsewhere from the name of its field."""
-        if self.item.kind in (Kind.USER, Kind.TEXT):
+        if self.prose:
             return _clause(self.text, start, end)
         key = field_before(self.text, start)
         return (key.start() if key else start), end
@@ -253,7 +261,13 @@ class _Part:
 
     def quotation(self) -> str:
         """Text of all pieces."""
-        return self.separator.join(self.shown(one.start, one.end) for one in self.pieces)
+        quoted = self.separator.join(self.shown(piece.start, piece.end) for piece in self.pieces)
+        if not self.prose or not self.pieces:
+            return quoted
+        first, last = self.text[: self.pieces[0].start].rstrip(" "), self.text[self.pieces[-1].end :].lstrip(" ")
+        before = "… " if first and first[-1] not in STOPS else ""
+        after = " …" if last and last[0] not in STOPS and quoted[-1:] not in STOPS else ""
+        return f"{before}{quoted}{after}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -352,10 +366,10 @@ class _List:
 
 
 def _clause(text: str, start: int, end: int) -> tuple[int, int]:
-    """Clause around a span, as far as it is within `CLAUSE` characters; then it begins and ends between words."""
+    """Sentence around a span, as far as it is within `CLAUSE` characters; then it begins and ends between words."""
     low, high = max(0, start - CLAUSE), min(len(text), end + CLAUSE)
-    edges = [match.end() for match in _BREAK.finditer(text, low, start)]
-    first = edges[-1] if edges else low and (text.find(" ", low, start) + 1 or start)
-    stop = _BREAK.search(text, end, high)
-    last = stop.start() if stop else high if high == len(text) else max(end, text.rfind(" ", end, high))
-    return first, last
+    edges = [low + edge for edge in sentence_ends(text[low:high])]
+    before, after = [edge for edge in edges if edge <= start], [edge for edge in edges if edge >= end]
+    first = before[-1] if before else low and (text.find(" ", low, start) + 1 or start)
+    last = after[0] if after else high if high == len(text) else max(end, text.rfind(" ", end, high))
+    return first, max(end, first + len(text[first:last].rstrip()))

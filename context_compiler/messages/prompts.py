@@ -23,16 +23,33 @@ _ENDS = re.compile(
     """
 )
 _ABBREVIATED = re.compile(
-    r"(?i)(?:^|[\s(])(?:e\.g|i\.e|etc|vs|cf|no|approx|dr|mrs?|ms|st|fig|resp|incl|z\.b|bzw|usw|[a-z])\.$"
+    r"(?i)(?:^|[\s(])(?:e\.g|i\.e|etc|vs|cf|no|approx|prof|dr|mrs?|ms|st|fig|resp|incl|inc|ltd|corp|jan|feb|aug|sept?|oct"
+    r"|nov|dec|z\.b|bzw|usw|nr|hr|ca|inkl|evtl|ggf|mme|mlle|sra?|srta|núm|pág|[a-z])\.$"
 )
 
 
 def sentence_ends(text: str, start: int = 0) -> Iterator[int]:
-    """Positions at which the next sentence or line begins, searched from `start`."""
+    """Positions at which the next sentence or line begins, searched from `start`.
+
+    A sentence that begins with a capital does not end before a small letter: "after 8 p.m. unless".
+    """
+    capital = _begins_with_capital(text, start)
     for match in _ENDS.finditer(text, start):
-        stop = match.start()
-        if "\n" in match.group() or text[stop - 1] != "." or not _ABBREVIATED.search(text, max(0, stop - 8), stop):
-            yield match.end()
+        stop, end = match.span()
+        is_line = "\n" in match.group()
+        if not is_line and capital and text[end : end + 1].islower():
+            continue
+        if is_line or text[stop - 1] != "." or not _ABBREVIATED.search(text, max(0, stop - 8), stop):
+            capital = _begins_with_capital(text, end)
+            yield end
+
+
+_LETTER = re.compile(r"[^\W\d_]")
+
+
+def _begins_with_capital(text: str, start: int) -> bool:
+    letter = _LETTER.search(text, start, start + MAX_SENTENCE)
+    return letter is not None and letter[0].isupper()
 
 
 QUESTION_TOKENS = 120

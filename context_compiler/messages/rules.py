@@ -92,8 +92,12 @@ _IDLE = re.compile(
     r"|^no (?:surprises?|pressure|hurry|stress|comment|chance|big deal|offen[sc]e|excuses?|(?:[a-z]+ )*(?:that|well))\b"
 )
 _GIVES = re.compile(
-    r"\b(?:rules?|guidelines?|conventions?|preferences?|instructions?|remember|note|always|never|please)\b"
+    r"\b(?:rules?|guidelines?|conventions?|preferences?|instructions?|requirements?|constraints?|keep in mind|remember"
+    r"|note|always|never|please|regeln|vorgaben|règles|consignes|reglas|normas)\b"
+    r"|^(?:important|style|wichtig|how i work|my|meine?|mes|mis|(?:a few|some) things)\b"
 )
+"""Lines before a list of rules, in small letters."""
+
 _PLAIN = re.compile(
     rf"^{FILLER}(?:{'|'.join(ORDERS)}|no\b|prefer\b|(?:you|[a-z]+(?: [a-z]+)?) (?:must|shall|may|should) (?:not|only)\b"
     r"|i(?:'d| would)? (?:(?:don't|do not) want|want|need|like|rather|prefer) you\b)"
@@ -128,7 +132,7 @@ def _own_sentences(prompt: str) -> Iterator[str]:
             fenced ^= (sentence.count("```") + sentence.count("~~~")) % 2 == 1
             continue
         # A full stop and a blank may follow the closing quotation mark.
-        within = any(first <= begin and end <= last + 2 for first, last in quoted)
+        within = any(first < begin < last or (first <= begin and end <= last + 2) for first, last in quoted)
         shown = LISTED.sub("", one_line(sentence, 2 * MAX_RULE))
         if shown.endswith((":", "：")) and "\n" in sentence and not _GIVES.search(shown.lower()):
             return
@@ -282,16 +286,15 @@ _NEGATION = re.compile(r"(?i)\b(?:never|do not|don't|dont|must not|mustn't|shoul
 _LIMITS = frozenset(
     "exceed above below under over than most least within until maximum minimum max min limit to".split()
 )
-_RELATIONS = frozenset("in as to by at with for until before after of me from".split())
 MAX_VALUE = 4
-"""Maximum words of a value in a rule, such as "day and month"."""
+"""Maximum words of a value in a rule after "as", such as "day and month"."""
 
 
 def contradicts(newer: str, older: str) -> bool:
     """True if two rules cannot both be kept: one forbids what the other orders, or they give another value.
 
-    A value is a number after a word such as "exceed", or in an order any few words after a preposition, such as "in
-    euros". Two prohibitions with different objects do not contradict each other.
+    A value is a number, or in an order the one word after "in", such as "in euros", or a few words after "as". All else
+    must be the same: "3 backups" and "5 logs" can both be kept, and so can two prohibitions with different objects.
     """
     words, others = (_CUES.sub(" ", text).casefold().split() for text in (newer, older))
     forbids = (bool(_NEGATION.search(newer)), bool(_NEGATION.search(older)))
@@ -303,8 +306,9 @@ def contradicts(newer: str, older: str) -> bool:
     both -= start
     end = next((offset for offset in range(both) if words[-1 - offset] != others[-1 - offset]), both)
     values = (words[start : len(words) - end], others[start : len(others) - end])
-    if not start or forbids[0] != forbids[1] or not all(0 < len(value) <= MAX_VALUE for value in values):
+    most = MAX_VALUE if words[start - 1 : start] == ["as"] else 1
+    if start < 1 or forbids[0] != forbids[1] or len(values[0]) != len(values[1]) or not 0 < len(values[0]) <= most:
         return False
     if all(value[0][:1].isdigit() for value in values):
         return not forbids[0] or "exceed" in words or not _LIMITS.isdisjoint(words[:start])
-    return start > 1 and not forbids[0] and words[start - 1] in _RELATIONS
+    return start > 1 and not forbids[0] and words[start - 1] in ("in", "as")

@@ -13,8 +13,8 @@
 The worth of a message estimates, without a question, how likely later questions need it. It is e to the sum of the
 signs below, whose weights were fitted (Poisson regression, rounded) on labelled conversations. In a chat with an
 assistant, the user's messages and standing instructions count most; in a conversation between two people, answers,
-openings and names. A conversation may lie between these two kinds, see `_peer_share`. Worth grows far less than length,
-so short messages have the best worth per token. The word lists are English; other signs work in every script.
+openings and names. A conversation may lie between these two kinds, see `_peer_share`. A message of one or two words is
+worth nothing. Worth grows far less than length, so short messages have the best worth per token. The word lists are English; other signs work in every script.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from context_compiler.messages.instructions import instruction_sentences
+from context_compiler.recall.index import NOTHING
 from context_compiler.recall.passages import MIN_QUOTE, Passage, Quotation
 from context_compiler.recall.ranking import END
 from context_compiler.recall.terms import SHORT, words
@@ -255,7 +256,7 @@ def worths(candidates: Sequence[Passage], parts: Sequence[Part]) -> list[float]:
             sign += (1 - talk) * (CHAT["user"] + CHAT["standing"] * standing + CHAT["value"] * value)
         if talk > 0:
             sign += talk * _peer_signs(message, messages.get((part[0] - 1, -1)))
-        by_part[part] = exp(sign)
+        by_part[part] = exp(sign) if _says_something(wording) else 0.0
     return [*map(by_part.__getitem__, parts)]
 
 
@@ -306,6 +307,11 @@ def _has_value(texts: Sequence[str]) -> bool:
     """True if a message gives a number, an identifier or a name."""
     text = " ".join(texts)
     return bool(_NUMBER.search(text) or _NAME.search(text))
+
+
+def _says_something(wording: _Wording) -> bool:
+    """True for a message of more than two words, or with a number."""
+    return wording.size > NOTHING or any(map(_NUMBER.search, wording.texts))
 
 
 def _idf(pieces: Sequence[_Wording]) -> dict[str, float]:
