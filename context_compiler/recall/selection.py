@@ -14,7 +14,8 @@ The worth of a message estimates, without a question, how likely later questions
 signs below, whose weights were fitted (Poisson regression, rounded) on labelled conversations. In a chat with an
 assistant, the user's messages and standing instructions count most; in a conversation between two people, answers,
 openings and names. A conversation may lie between these two kinds, see `_peer_share`. A message of one or two words is
-worth nothing. Worth grows far less than length, so short messages have the best worth per token. The word lists are English; other signs work in every script.
+worth nothing. Worth grows far less than length, so short messages have the best worth per token. The word lists are
+English; other signs work in every script.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ async def test_an_identifier_in_a_prompt_is_quoted_with_the_words_around_it() ->
 
 
 async def test_an_identifier_in_an_answer_is_quoted_with_its_clause_and_one_in_a_listing_alone() -> None:
-    answered = f"{words(1, 400)}. The refund went to **account** AC-90417, as you wished. {words(2, 400)}."
+    answered = f"Well, {words(1, 400)}. The refund went to **account** AC-90417, as you wished. Then {words(2, 400)}."
     listing = f"{words(3, 60)}\nsrc/shop/cart.py src/shop/till.py\n{words(4, 60)}"
     asked = [assistant(call("list", "l")), user(answer("l", listing)), assistant(answered), user("go on")]
     later = [message for turn in range(30) for message in (user(words(turn, 9)), *looked(turn, "a"), assistant("ok"))]
