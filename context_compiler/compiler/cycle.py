@@ -186,6 +186,27 @@ def valid_cycle(cycle: Cycle | None, history: History, config: str) -> Cycle | N
     return _joined(cycle, history, *joined) if joined is not None else None
 
 
+def repeats_hidden(cycle: Cycle, history: History, start: int) -> bool:
+    """True if a tool returned the same to the same call again, since the view hides the first result.
+
+    Args:
+        cycle: The cycle of the view.
+        history: The raw history.
+        start: Position from which on calls count.
+    """
+    if start >= cycle.decided:
+        return False
+    shown, asked = {index for index, shape in cycle.kept if shape == WHOLE}, dict[str | None, str]()
+    hidden, exchanges = set[tuple[str | None, str | None, str]](), set[tuple[str | None, str | None, str]]()
+    for index, item in history.items(start):
+        if item.kind is Kind.CALL:
+            asked[item.call_id] = item.text
+        elif item.kind is Kind.RETURN:
+            is_hidden = index < cycle.decided and index not in shown
+            (hidden if is_hidden else exchanges).add((item.tool, asked.get(item.call_id), item.text))
+    return not hidden.isdisjoint(exchanges)
+
+
 def with_turn(cycle: Cycle, turn: int, start: int) -> Cycle:
     """Return the cycle with the number of the turn before, if `turn` is its number but it began before `start`.
 

@@ -17,7 +17,7 @@ from pydantic_ai.messages import ModelMessage
 from context_compiler.cache import Memo
 from context_compiler.compiler.advance import Advance
 from context_compiler.compiler.compile_row import Where
-from context_compiler.compiler.cycle import RAW, Blocks, Cycle, begins
+from context_compiler.compiler.cycle import RAW, Blocks, Cycle, begins, repeats_hidden
 from context_compiler.compiler.policy import HIGH, LARGE, Floor, Limits, Plan
 from context_compiler.compiler.rules import RuleNote, fitting_rules, rules_cost
 from context_compiler.compiler.steering import NONE, Pin, Steering
@@ -435,12 +435,12 @@ class RequestContext(Plan):
         return find_rules(self.history, self.compiler.rules)
 
     def limits(self, cycle: Cycle | None = None) -> Limits:
-        """Budget and thresholds, by the ratio that the cycle froze, or by the learned ratio if that is larger.
-
-        After an undo, the high threshold is raised to the budget for a while.
-        """
-        limits = self._thresholds(cycle)
-        return replace(limits, high=limits.budget) if self._is_paused(limits) else limits
+        """Budget and thresholds: higher in a turn that reads again what a view hides; the high one also after undo."""
+        limits, low = self._thresholds(cycle), 0
+        if cycle is not None and repeats_hidden(cycle, self.history, self.outline.active.start):
+            low = limits.budget - limits.room // LARGE
+        is_raised = low or self._is_paused(limits)
+        return replace(limits, high=limits.budget, low=max(low, limits.low)) if is_raised else limits
 
     def _thresholds(self, cycle: Cycle | None) -> Limits:
         ratio = self.run.ratios.of(self.request.family)

@@ -103,6 +103,15 @@ async def test_files_beside_a_prompt_above_the_low_threshold_are_read_once(needs
     assert dict(reader.reads) == {"f0": 1, "f1": 1}
 
 
+@pytest.mark.parametrize(("budget", "count", "share"), [(8_000, 20, 0.03), (4_000, 12, 0.04), (16_000, 16, 0.03)])
+async def test_a_turn_that_reads_again_what_is_hidden_is_no_longer_cut(budget: int, count: int, share: float) -> None:
+    reader = Reader(files(count, int(share * budget)), budget)
+    for prompt in ("Compare them.", "And once more, please."):
+        reader.reads.clear()
+        await reader.work(prompt)
+        assert max(reader.reads.values(), default=0) <= 2 and reader.reads.total() <= 2 * count - 2
+
+
 async def test_files_that_do_not_fit_together_are_not_read_for_ever() -> None:
     reader = Reader(files(6, 3_000), 8_000, needs="call")
     await reader.work()
