@@ -38,8 +38,8 @@ _LASTING = re.compile(
     r"|(?:unless|until) (?:i|we|otherwise|told|asked)|without (?:first |my |asking|telling|checking|consulting)"
     r"|(?:ask|check with|tell|warn|consult) me (?:first|before)|(?:when|if) i (?:ask|say|type|tell|write)|as a rule"
     r"|my rule|(?:before|after|when) you|you are (?:not |never )?(?:allowed|permitted|to)|auf keinen fall"
-    r"|ab (?:jetzt|sofort)|immer|niemals?|nie|künftig|in zukunft|toujours|jamais|désormais|dorénavant|siempre|nunca"
-    r"|jamás|de ahora en adelante|sempre|d'ora in poi|mai|vanaf nu|od teraz|всегда|никогда|отныне|впредь)\b"
+    r"|ab (?:jetzt|sofort)|immer(?! noch\b| wieder\b)|niemals?|nie|künftig|in zukunft|toujours(?! pas\b)|jamais"
+    r"|désormais|dorénavant|siempre|nunca|jamás|de ahora en adelante|sempre|d'ora in poi|mai|vanaf nu|od teraz|всегда|никогда|отныне|впредь)\b"
     f"|{'|'.join(UNSPACED)}"
 )
 """Words that make an order a lasting one."""
@@ -78,6 +78,12 @@ _SAYS = re.compile(
 )
 """Beginnings of sentences that say something and order nothing."""
 
+_OF_OTHERS = re.compile(
+    rf"^{FILLER}(?:(?:[\w'.]+ ){{1,4}}(?:wrote|writes|said|says|states|reads)"
+    r"|(?:translate|draft|write|add|rephrase|correct|proofread|summari[sz]e|explain|review)\b[^:]{0,80}): "
+)
+"""Words of somebody else, or a text to work on, after a colon."""
+
 _ASKS_HELP = re.compile(
     r"\b(?:can|could|would|will) you (?!(?:please )?(?:always|never|only|stop|avoid)\b)|\bhow (?:can|do) i\b"
 )
@@ -89,7 +95,8 @@ _WEAK = re.compile(
 
 _IDLE = re.compile(
     r"(?:\bdon't|\bdo not|^never) (?:just|ask again|wait|hold|hesitate|make me|forget|worry|be|give up|quit|miss)\b"
-    r"|^no (?:surprises?|pressure|hurry|stress|comment|chance|big deal|offen[sc]e|excuses?|(?:[a-z]+ )*(?:that|well))\b"
+    r"|^no (?:news|idea|luck|answer|reply|surprises?|pressure|hurry|stress|comment|chance|big deal"
+    r"|offen[sc]e|excuses?|(?:[a-z]+ )*(?:that|well))\b"
 )
 _GIVES = re.compile(
     r"\b(?:rules?|guidelines?|conventions?|preferences?|instructions?|requirements?|constraints?|keep in mind|remember"
@@ -160,6 +167,7 @@ def is_rule(sentence: str) -> bool:
     if (
         not (is_instruction(sentence) or _MARKED.search(plain))
         or _SAYS.search(plain)
+        or _OF_OTHERS.search(plain)
         or _ASKS_HELP.search(plain)
         or _IDLE.search(plain)
     ):

@@ -106,6 +106,42 @@ def test_the_words_around_a_long_pasted_text_are_the_users_own() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Never call me after 8 p.m. unless it is an emergency.",
+        "Never mention Acme Inc. in public.",
+        'Always reply with "Done." when a task is finished.',
+        "Never use the U.S. date format.",
+        "Nunca llames al Sr. Pérez antes de las nueve.",
+        "Ab jetzt nur Preise inkl. MwSt. angeben.",
+    ],
+)
+def test_a_rule_goes_on_after_an_abbreviation_or_a_quotation(sentence: str) -> None:
+    assert rule_sentences(f"Thanks! {sentence} What is next?") == (sentence,)
+
+
+@pytest.mark.parametrize("heading", ["My requirements", "Keep in mind", "Important", "A few things", "Meine Regeln"])
+def test_a_list_under_a_heading_of_the_user_is_no_pasted_text(heading: str) -> None:
+    rules = ("Never deploy on Fridays.", "Always sign with DS.")
+    assert rule_sentences(f"{heading}:\n- {rules[0]}\n- {rules[1]}") == rules
+    assert not rule_sentences(f"Review this document:\n- {rules[0]}\n- {rules[1]}")
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Tom wrote: never deploy on Fridays.",
+        "Translate to German: never open the door.",
+        "Immer noch keine Antwort vom Lieferanten.",
+        "Toujours pas de réponse du fournisseur.",
+        "No news from Tom.",
+    ],
+)
+def test_words_of_others_and_news_are_no_rules(sentence: str) -> None:
+    assert not rule_sentences(sentence)
+
+
 def test_friends_who_chat_give_no_rules() -> None:
     said = ["I went to the lake with my kids.", "My sister visited us.", "I felt so proud!", "I bought a new bike."]
     talk = [one for text in said for one in (user("Don't ever skip the lake trail."), assistant(text))]
@@ -141,6 +177,11 @@ def test_the_newest_of_two_contradicting_rules_holds(older: str, newer: str) -> 
         ("Always write tests.", "Always write docs."),
         ("Never share the alarm code 7741.", "Never share the door code 5518."),
         ("Never deploy on Fridays.", "Never deploy on Mondays."),
+        ("Always back up before deploys.", "Always back up before migrations."),
+        ("Always answer in English.", "Always answer in one sentence."),
+        ("Always send copies to Tom.", "Always send copies to Maria."),
+        ("Always keep 3 backups.", "Always keep 5 logs."),
+        ("Always use 2 spaces in YAML.", "Always use 4 spaces in Python."),
     ],
 )
 def test_rules_that_can_both_be_kept_stand_side_by_side(older: str, newer: str) -> None:
