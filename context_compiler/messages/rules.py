@@ -39,7 +39,8 @@ _LASTING = re.compile(
     r"|(?:ask|check with|tell|warn|consult) me (?:first|before)|(?:when|if) i (?:ask|say|type|tell|write)|as a rule"
     r"|my rule|(?:before|after|when) you|you are (?:not |never )?(?:allowed|permitted|to)|auf keinen fall"
     r"|ab (?:jetzt|sofort)|immer(?! noch\b| wieder\b)|niemals?|nie|künftig|in zukunft|toujours(?! pas\b)|jamais"
-    r"|désormais|dorénavant|siempre|nunca|jamás|de ahora en adelante|sempre|d'ora in poi|mai|vanaf nu|od teraz|всегда|никогда|отныне|впредь)\b"
+    r"|désormais|dorénavant|siempre|nunca|jamás"
+    r"|de ahora en adelante|sempre|d'ora in poi|mai|vanaf nu|od teraz|всегда|никогда|отныне|впредь)\b"
     f"|{'|'.join(UNSPACED)}"
 )
 """Words that make an order a lasting one."""

@@ -122,7 +122,7 @@ def test_a_rule_goes_on_after_an_abbreviation_or_a_quotation(sentence: str) -> N
 
 
 @pytest.mark.parametrize("heading", ["My requirements", "Keep in mind", "Important", "A few things", "Meine Regeln"])
-def test_a_list_under_a_heading_of_the_user_is_no_pasted_text(heading: str) -> None:
+def test_a_list_under_a_heading_of_the_user_is_not_pasted(heading: str) -> None:
     rules = ("Never deploy on Fridays.", "Always sign with DS.")
     assert rule_sentences(f"{heading}:\n- {rules[0]}\n- {rules[1]}") == rules
     assert not rule_sentences(f"Review this document:\n- {rules[0]}\n- {rules[1]}")
