@@ -45,7 +45,7 @@ AND = "; "
 STOPS = ".!?…。！？\n"
 """Characters after which a sentence begins."""
 
-_SYNTAX = re.compile(r'["{}\[\]]+')
+_SYNTAX = re.compile(r"""["{}\[\]]+|(?<!\w)'|'(?!\w)""")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -71,6 +71,12 @@ async def test_a_value_returned_by_a_tool_is_quoted_with_its_field_and_call() ->
     assert re.search(r"find\(name=Ann\) → .*user_id[:=] ?ann_lee_3668", quotes(view))
 
 
+async def test_the_quotation_marks_of_a_printed_dictionary_are_left_out() -> None:
+    printed = str({"note": words(1, 200), "refund_id": "RF-77120", "by": words(2, 200)})
+    first = [assistant(call("refund", "r", of="x")), user(answer("r", printed))]
+    assert "refund_id: RF-77120" in quotes(await one_shot(session(*first), 700))
+
+
 async def test_an_identifier_in_a_prompt_is_quoted_with_the_words_around_it() -> None:
     said = [user("my booking is ZFA04Y, please look it up"), assistant("sure")]
     view = await one_shot([*said, *session()])
