@@ -47,7 +47,7 @@ VIEWS = (
 
 
 STATUSES = {
-    "raw": "everything fit and was sent unchanged",
+    "raw": "everything fit; nothing was left out",
     "mended": "everything fit, but calls or results without a partner were left out",
     "compiled": "turns were left out and summarized or quoted for this request",
     "cycle": "the view of the last compile, plus everything since",
