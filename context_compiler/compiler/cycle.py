@@ -194,8 +194,6 @@ def repeats_hidden(cycle: Cycle, history: History, start: int) -> bool:
         history: The raw history.
         start: Position from which on calls count.
     """
-    if start >= cycle.decided:
-        return False
     shown, asked = {index for index, shape in cycle.kept if shape == WHOLE}, dict[str | None, str]()
     hidden, exchanges = set[tuple[str | None, str | None, str]](), set[tuple[str | None, str | None, str]]()
     for index, item in history.items(start):

@@ -436,8 +436,8 @@ class RequestContext(Plan):
 
     def limits(self, cycle: Cycle | None = None) -> Limits:
         """Budget and thresholds: higher in a turn that reads again what a view hides; the high one also after undo."""
-        limits, low = self._thresholds(cycle), 0
-        if cycle is not None and repeats_hidden(cycle, self.history, self.outline.active.start):
+        limits, start, low = self._thresholds(cycle), self.outline.active.start, 0
+        if cycle is not None and start < cycle.decided and repeats_hidden(cycle, self.history, start):
             low = limits.budget - limits.room // LARGE
         is_raised = low or self._is_paused(limits)
         return replace(limits, high=limits.budget, low=max(low, limits.low)) if is_raised else limits
