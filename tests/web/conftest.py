@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def db(recorded: Path, tmp_path: Path) -> Path:
     """A copy of that record."""
-    for file in recorded.parent.glob("context.db*"):
-        shutil.copy(file, tmp_path / file.name)
-    return tmp_path / "context.db"
+    path = tmp_path / "context.db"
+    with closing(sqlite3.connect(recorded)) as source, closing(sqlite3.connect(path)) as copy:
+        source.backup(copy)  # a connection that is closed meanwhile removes files beside it
+    return path
 
 
 @pytest.fixture
