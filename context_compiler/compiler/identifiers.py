@@ -42,7 +42,7 @@ TRIES = 24
 AND = "; "
 """Separator of lines that share a label."""
 
-STOPS = ".!?…。！？\n"
+ENDS = ".!?…。！？\n"
 """Characters after which a sentence begins."""
 
 _SYNTAX = re.compile(r"""["{}\[\]]+|(?<!\w)'|'(?!\w)""")
@@ -265,8 +265,8 @@ class _Part:
         if not self.prose or not self.pieces:
             return quoted
         first, last = self.text[: self.pieces[0].start].rstrip(" "), self.text[self.pieces[-1].end :].lstrip(" ")
-        before = "… " if first and first[-1] not in STOPS else ""
-        after = " …" if last and last[0] not in STOPS and quoted[-1:] not in STOPS else ""
+        before = "… " if first and first[-1] not in ENDS else ""
+        after = " …" if last and last[0] not in ENDS and quoted[-1:] not in ENDS else ""
         return f"{before}{quoted}{after}"
 
 

@@ -435,12 +435,10 @@ class RequestContext(Plan):
         return find_rules(self.history, self.compiler.rules)
 
     def limits(self, cycle: Cycle | None = None) -> Limits:
-        """Budget and thresholds: higher in a turn that reads again what a view hides; the high one also after undo."""
-        limits, start, low = self._thresholds(cycle), self.outline.active.start, 0
-        if cycle is not None and start < cycle.decided and repeats_hidden(cycle, self.history, start):
-            low = limits.budget - limits.room // LARGE
-        is_raised = low or self._is_paused(limits)
-        return replace(limits, high=limits.budget, low=max(low, limits.low)) if is_raised else limits
+        """Budget and thresholds; after undo, and in a turn that reads again what a view hides, only the budget cuts."""
+        limits, start = self._thresholds(cycle), self.outline.active.start
+        reads_again = cycle is not None and start < cycle.decided and repeats_hidden(cycle, self.history, start)
+        return replace(limits, high=limits.budget) if reads_again or self._is_paused(limits) else limits
 
     def _thresholds(self, cycle: Cycle | None) -> Limits:
         ratio = self.run.ratios.of(self.request.family)

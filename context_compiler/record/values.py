@@ -255,7 +255,7 @@ def fixed_tokens(record: Record) -> int:
 def message_tokens(record: Record, *, raw: bool) -> int:
     """Tokens of the messages of a request, by this package's counter: as sent, or before (`raw`)."""
     total = record.tokens_raw if raw else record.tokens_sent
-    return max(0, round(total / record.ratio) - fixed_tokens(record))
+    return max(0, round(total / (record.ratio or 1)) - fixed_tokens(record))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,8 +38,8 @@ class _ContextEvaluator(Evaluator[Any, Conversation, Any]):
             return EvaluationReason(value=False, reason=str(error))
         return EvaluationReason(value=True)
 
-    def _check(self, conversation: Conversation) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _check(self, conversation: Conversation) -> None: ...
 
 
 @dataclass
