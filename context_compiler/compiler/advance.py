@@ -44,7 +44,9 @@ from context_compiler.messages.rules import rule_name
 from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.messages.spans import positions, spans
 from context_compiler.messages.turns import is_prompt
+from context_compiler.recall import changes_of
 from context_compiler.record.values import Compile
+from context_compiler.resilience import in_time
 
 STUBS = 8
 """Divisor of the room: maximum size of the stubs of the current turn that stay unless the view is over the budget."""
@@ -323,6 +325,7 @@ def freeze(
     covered = fresh if summary else (old.covered if old else ())
     text = written_for(selection, kept_summary)
     shapes, decided = selection.draft.shapes, decided_by(selection)
+    revising = in_time(lambda: changes_of(selection.history).newest, -1) if text.note or text.quotes else -1
     cycle = Cycle(
         decided=decided,
         tip=selection.history.ids[decided - 1] if decided else "",
@@ -342,6 +345,7 @@ def freeze(
         lead=(selection.order and selection.order.start) or 0,
         why=_reasons(selection.draft, old.why if old else ()),
         rules=text.rules if decided else (),
+        revised_by=selection.history.ids[revising] if revising >= decided else "",
         size=selection.kept + cost(text.note, selection.counter) + cost(text.quotes, selection.counter),
     )
     return cycle, text.quoted

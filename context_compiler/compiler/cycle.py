@@ -3,7 +3,8 @@
 During a cycle a view only grows at its end, so that the provider's prompt cache keeps hitting. A `Cycle` decides on a
 prefix of the raw history: which of its messages a view keeps, in which shapes, and the text before them. It is valid
 for every history that begins with that prefix, such as a fork, a history with an edited last prompt, or one built by
-hand without ids. `Blocks` are the texts recalled for the prompts of a turn, which stay the same while the turn lasts.
+hand without ids; if a later message revises what its texts quote, only for those that contain that message. `Blocks`
+are the texts recalled for the prompts of a turn, which stay the same while the turn lasts.
 """
 
 from __future__ import annotations
@@ -85,6 +86,13 @@ class Cycle:
     """Position from which prompts belonged to the turn in which it began; None if unknown."""
     size: int = 0
     """Exact tokens of the messages that it keeps, with note and quotes, when it began."""
+    revised_by: str = ""
+    """Chain id of the newest message after the prefix that revises an earlier one; empty if there is none."""
+
+    @property
+    def needs(self) -> str:
+        """Chain id of the newest message that a history must contain for the cycle to be valid."""
+        return self.revised_by or self.tip
 
     def to_json(self) -> str:
         """Serialize to JSON."""
@@ -173,7 +181,7 @@ def valid_cycle(cycle: Cycle | None, history: History, config: str) -> Cycle | N
 
     If the host has merged two of its messages, its positions are adjusted.
     """
-    if cycle is None or cycle.config != config:
+    if cycle is None or cycle.config != config or not _is_revised(cycle, history):
         return None
     last = cycle.decided - 1
     if 0 <= last < len(history):
@@ -184,6 +192,15 @@ def valid_cycle(cycle: Cycle | None, history: History, config: str) -> Cycle | N
                 return _joined(cycle, history, last, split.count)
     joined = history.joined_at(last - 1, cycle.tip) if 0 < last <= len(history) else None
     return _joined(cycle, history, *joined) if joined is not None else None
+
+
+def _is_revised(cycle: Cycle, history: History) -> bool:
+    """True if the history contains the message that revises what the cycle quotes; it may have been merged since.
+
+    A run that failed takes its prompt away again. Quotes that call a value outdated because of it would be wrong.
+    """
+    later = history.ids[max(0, cycle.decided - 1) :]
+    return not cycle.revised_by or cycle.revised_by in later or cycle.revised_by in history.tips(len(later))
 
 
 def repeats_hidden(cycle: Cycle, history: History, start: int) -> bool:

@@ -178,7 +178,7 @@ class CycleHistory:
             ids: Chain ids of the current conversation, because cycles of a fork do not belong to it.
         """
         steps, tips = cls(), set(ids)
-        mine = [cycle for cycle in cycles if cycle.tip in tips]
+        mine = [cycle for cycle in cycles if cycle.needs in tips]
         base = base_config(mine[-1].config) if mine else ""
         mine = [cycle for cycle in mine if base_config(cycle.config) == base]
         generation = 0
@@ -189,8 +189,8 @@ class CycleHistory:
             generation += 1
             sent = cycle_of(action)
             if action.kind == UNDO:
-                steps._leave(sent if sent is not None and sent.tip in tips else None)
-            elif sent is not None and sent.tip in tips:
+                steps._leave(sent if sent is not None and sent.needs in tips else None)
+            elif sent is not None and sent.needs in tips:
                 steps.cycles.append(sent)
             steps._enter(mine, Steering(generation=generation).config(base))
         return steps

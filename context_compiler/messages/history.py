@@ -37,16 +37,13 @@ from context_compiler.tokens import TokenCounter, as_counter
 if TYPE_CHECKING:  # importing Pydantic AI is slow, and reading the record does not need it
     from pydantic_ai.messages import ModelMessage, ModelRequest
 
-__all__ = ["PROMPT", "History", "Reader", "Reading", "day", "reader_of", "searchable"]
+__all__ = ["History", "Reader", "Reading", "day", "reader_of", "searchable"]
 
 MAX_CACHED_CHARACTERS = 50_000_000
 """Maximum characters of text in the readings that are cached by content."""
 
 ENTRY = 1_000
 """Overhead of one cached reading, in characters."""
-
-PROMPT = "prompt "
-"""Prefix, in `History.tips`, of the id of a prompt that the host has since joined with the tool results before it."""
 
 JOINS = 4
 """Number of newest possibly joined messages that `History.joined_at` tries."""
@@ -150,8 +147,7 @@ class History:
     def tips(self, last: int | None = None) -> list[str]:
         """Chain ids of all histories that this one continues, its own last.
 
-        If the host joined a prompt with the tool results before it, the prompt's own id is included too, prefixed with
-        `PROMPT`, so that its recall block can be found.
+        If the host joined a prompt with the tool results before it, the prompt's own id is included too.
 
         Args:
             last: Return only the ids of histories that end within this many last messages; None returns all.
@@ -161,7 +157,7 @@ class History:
             reading = self.readings[index]
             if reading.splits:
                 splits = self.splits(index)
-                chain_ids += (name for split in splits for name in (split.first, f"{PROMPT}{split.rest}"))
+                chain_ids += (name for split in splits for name in (split.first, split.rest))
                 apart = [split.rest for split in splits]
             elif apart:
                 apart = [chain_id(tip, reading.name) for tip in apart]

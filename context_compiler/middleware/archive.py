@@ -21,7 +21,7 @@ from context_compiler.compiler.cycle import Blocks, Cycle
 from context_compiler.compiler.steering import MARK, Steering, steering_of
 from context_compiler.errors import StoreError
 from context_compiler.messages.bodies import load_messages
-from context_compiler.messages.history import PROMPT, History, Reader
+from context_compiler.messages.history import History, Reader
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.others import other_mentions
 from context_compiler.middleware.request import named_scope
@@ -237,13 +237,13 @@ class Archive:
         return load_messages(await _transcript(self.store, session_id, self._arguments.place))
 
     def remember_cycle(self, cycle: Cycle, session_id: str) -> None:
-        """Keep a cycle in memory under the last message it decides on; the least recently used is evicted first."""
-        self._cycles.keep((cycle.tip, cycle.config), cycle)
+        """Keep a cycle in memory under the newest message that it needs; the least recently used is evicted first."""
+        self._cycles.keep((cycle.needs, cycle.config), cycle)
         if self._records_cycles:
             return
         made = self._session_cycles.get((self.owner, session_id)) or ()
         self._session_cycles.keep(
-            (self.owner, session_id), (*(earlier for earlier in made if earlier.tip != cycle.tip), cycle)[-STEPS:]
+            (self.owner, session_id), (*(earlier for earlier in made if earlier.needs != cycle.needs), cycle)[-STEPS:]
         )
 
     def remember_blocks(self, blocks: Blocks) -> None:
@@ -281,7 +281,7 @@ class Archive:
         cycle = await self._cycle(store, ids, config)
         if cycle is not None and store is not None and _lacks_row(cycle):
             cycle = _with_row(cycle, await _newest_request(store, session_id))
-        adopted = chosen is not None and chosen.tip in ids and (cycle is None or _is_earlier(cycle, chosen, ids))
+        adopted = chosen is not None and chosen.needs in ids and (cycle is None or cycle.decided < chosen.decided)
         cycle = replace(chosen, config=config) if chosen is not None and adopted else cycle
         blocks = None if cycle is None else await self._known_blocks(store, ids, config)
         return Start(cycle=cycle, blocks=blocks, steering=steering, adopted=adopted)
@@ -297,7 +297,6 @@ class Archive:
 
     async def _known_blocks(self, store: Store | None, ids: Sequence[str], config: str) -> Blocks | None:
         """Recall blocks of the newest of these prompts that has any; None if there are none."""
-        ids = [name.removeprefix(PROMPT) for name in ids]
         tips = reversed(ids) if self._blocks else ()
         blocks = next((blocks for tip in tips if (blocks := self._blocks.get((tip, config)))), None)
         if blocks is not None or store is None:
@@ -515,13 +514,8 @@ def _with_row(cycle: Cycle, newest: Record | None) -> Cycle:
     return replace(cycle, summary_id=newest.summary_id)
 
 
-def _is_earlier(cycle: Cycle, chosen: Cycle, ids: Sequence[str]) -> bool:
-    """True if a cycle decides on fewer messages than the cycle that a user chose."""
-    return ids.index(cycle.tip) < ids.index(chosen.tip)
-
-
 def _stored_cycle(cycle: Cycle | None) -> StoredCycle | None:
-    return None if cycle is None else StoredCycle(tip=cycle.tip, config=cycle.config, state=cycle.to_json())
+    return None if cycle is None else StoredCycle(tip=cycle.needs, config=cycle.config, state=cycle.to_json())
 
 
 def _stored_blocks(blocks: Blocks | None) -> StoredCycle | None:

@@ -350,6 +350,8 @@ class Changes:
         """Terms of sentences, by each of them."""
         self.later: defaultdict[int, list[Change]] = defaultdict(list)
         """Changes of each message, by its position."""
+        self.newest = -1
+        """Position of the newest message that revises an earlier one, or says a revised value again; -1 for none."""
 
     def extend(self, history: History) -> None:
         """Read the messages of a history that were not read yet."""
@@ -438,12 +440,14 @@ class Changes:
 
     def _replace(self, earlier: _Said, said: _Said, old: Statement, new: Statement) -> None:
         """Note that a statement has another value now, or that an old value is said again and so counts once more."""
-        own = self.later.pop(earlier.at, [])
-        own = [change for change in own if (change.sentence, change.old) != (earlier.sentence, old.written)]
+        before = self.later.pop(earlier.at, [])
+        own = [change for change in before if (change.sentence, change.old) != (earlier.sentence, old.written)]
         if differs(old.value, new.value):
             own.append(Change(earlier.sentence, said.at, said.sentence, old.written, new.written))
         if own:
             self.later[earlier.at] = own
+        if own or before:
+            self.newest = said.at
 
     def _claim(self, said: _Said) -> None:
         """Compare a sentence with earlier ones that say the same with or without "not", and keep it."""
@@ -457,6 +461,7 @@ class Changes:
             for earlier, denied in self._claims.get(key, ()) if len(key) <= 2 * len(own) else ():
                 if denied != denies and said.may_replace(earlier):
                     self.later[earlier.at].append(Change(earlier.sentence, said.at, said.sentence))
+                    self.newest = said.at
         for term in own if own not in self._claims else ():
             self._claims_with[term].append(own)
         self._claims[own].append((said, denies))
@@ -475,6 +480,7 @@ class Changes:
                 if revises(revision, earlier_sentence)
             ]
             self.later[candidate] += [Change(earlier_sentence, position, sentence) for earlier_sentence in earlier]
+            self.newest = position if earlier else self.newest
 
     def _sharing(self, shared: Iterable[str]) -> list[int]:
         """Positions of the messages with any of these terms, those with most of them first; ties to the later one."""

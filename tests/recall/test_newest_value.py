@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from itertools import cycle, islice
 
 import pytest
 from pydantic_ai import Agent
-from pydantic_ai.messages import ModelMessage
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from context_compiler import compile_view
 from context_compiler.messages.history import Reader
@@ -111,6 +113,30 @@ async def test_an_agent_is_sent_a_replaced_value_only_beside_the_new_one(
     later = talker.sent[8:]
     assert all(now in sent.text for sent in later if before in sent.text)
     assert sum(now in sent.text for sent in later) >= 25
+
+
+async def test_a_value_of_a_run_that_failed_replaces_nothing() -> None:
+    """Its prompt is gone, so the value that it replaced is quoted without a mark, and the newest one with it."""
+    notes, failing = " ".join(CHATTER[:6]), "The lighting contract costs $9,999 in total."
+    sent: list[list[ModelMessage]] = []
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        sent.append(messages)
+        if "9,999" in str(messages[-1]):
+            raise RuntimeError("the provider is down")
+        return ModelResponse(parts=[TextPart("Noted.")])
+
+    agent = Agent(FunctionModel(answer), capabilities=[compiler(budget=1_000)])
+    history: list[ModelMessage] = []
+    for text in ["The lighting contract costs $4,100 in total.", "The lighting contract costs $5,250 in total."]:
+        history = (await agent.run(f"{text} {notes}", message_history=history, conversation_id="c")).all_messages()
+    for _ in range(12):
+        with pytest.raises(RuntimeError, match="down"):
+            await agent.run(f"{failing} {notes}", message_history=history, conversation_id="c")
+        history = (await agent.run(notes, message_history=history, conversation_id="c")).all_messages()
+        shown = str(sent[-1])
+        assert "9,999" not in shown and ("$5,250" in shown or "$4,100" not in shown)
+        assert set(re.findall(r"changed at turn (\d+)", shown)) <= {"2"}
 
 
 def changes_in(*texts: str) -> list[tuple[str, str]]:
