@@ -104,6 +104,11 @@ class LateWrites:
     def __len__(self) -> int:
         return len(self.waiting)
 
+    @property
+    def is_executing(self) -> bool:
+        """True while a task executes the queue."""
+        return self._executing is not None and self._executing.is_running()
+
     @contextmanager
     def first_attempt(self, conversation: Hashable, tried: Moment, work: Write) -> Generator[None]:
         """Note that a write is attempted within, so that it is made even if the event loop stops meanwhile."""
@@ -145,7 +150,7 @@ class LateWrites:
         """
         loop = asyncio.get_running_loop()
         with self._editing:
-            if self._executing is not None and self._executing.is_running():
+            if self.is_executing:
                 return all(write.conversation != conversation for write in tuple(self.waiting))
             self._executing = loop
         lost = Counter[str]()

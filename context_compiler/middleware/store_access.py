@@ -359,13 +359,24 @@ class StoreAccess:
         return await await_within(limit, work(), late)
 
     async def finish(self) -> None:
-        """Wait for the operations that requests did not wait for, of this event loop and of those that have stopped."""
+        """Wait for the operations that requests did not wait for, and for delayed writes that other threads make.
+
+        If another thread gets no further for `timeout` seconds, it is not waited for.
+        """
         loop = asyncio.get_running_loop()
         while running := [task for task in self._running if task.get_loop() is loop]:
             await asyncio.wait(running)
-        for watch in tuple(self._watches):
-            while watch.is_alive() and not self.is_waiting:
-                await asyncio.sleep(WATCH_S)
+        waiting, since = len(self._late or ()), time.monotonic()
+        while self._is_used_elsewhere and time.monotonic() - since < self.arguments.timeout:
+            await asyncio.sleep(WATCH_S)
+            if len(self._late or ()) != waiting:
+                waiting, since = len(self._late or ()), time.monotonic()
+
+    @property
+    def _is_used_elsewhere(self) -> bool:
+        """True while another thread makes delayed writes, or is about to."""
+        executing = self._late is not None and self._late.is_executing
+        return executing or any(watch.is_alive() for watch in tuple(self._watches))
 
     async def close(self) -> None:
         """Close the store if it was opened here; the next use opens it again."""

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -457,6 +458,33 @@ async def test_writes_that_an_event_loop_leaves_when_it_stops_are_made(tmp_path:
     for task in asyncio.all_tasks(loop):
         task.cancel()
     await asyncio.to_thread(loop.run_until_complete, asyncio.sleep(0))
+    loop.close()
+
+
+async def test_closing_waits_for_the_late_writes_that_another_thread_makes(tmp_path: Path) -> None:
+    is_open = threading.Event()
+
+    class Slow(SQLiteStore):
+        async def save(self, entry: Entry) -> Record:
+            while not is_open.is_set():
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            return await super().save(entry)
+
+    store, loop = Slow(tmp_path / "context.db"), asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    faulty = Faulty(Notes(), store=store, record_timeout=0.05)
+    for _ in range(5):
+        asked = asyncio.run_coroutine_threadsafe(faulty.ask("and now?", conversation_id="talk"), loop)
+        await asyncio.wrap_future(asked)
+    is_open.set()
+    await asyncio.sleep(0.15)  # that thread has begun with the writes
+    await faulty.ours.aclose()
+    assert len(await store.views()) == 5
+    loop.call_soon_threadsafe(loop.stop)
+    await asyncio.to_thread(thread.join)
+    await store.close()
     loop.close()
 
 
