@@ -227,7 +227,7 @@ def _split_quotes(text: str) -> Iterator[Segment]:
         block, _, after = rest.partition("\n\n")
         lines = block.split("\n")
         form = _HEADS.get(lines[0])
-        if form is None and (after.startswith("[turn ") or len(lines) > 1) and all(map(_LISTED.match, lines)):
+        if form is None and (after.startswith("[from turn ") or len(lines) > 1) and all(map(_LISTED.match, lines)):
             form = IDENTIFIER
         if form is None:
             yield Segment(form=QUOTED, text=rest)

@@ -50,7 +50,7 @@ FRAME = 64
 MAX_MESSAGES = 200
 """Maximum number of messages whose passages are ranked."""
 
-_REF = re.compile(r"(?i)[\[\"'(]? ?(turn|message|m|t)? ?#? ?(\d{1,9})\b")
+_REF = re.compile(r"(?i)[\[\"'(]? ?(?:from )?(turn|message|m|t)? ?#? ?(\d{1,9})\b")
 
 
 @dataclass

@@ -248,7 +248,7 @@ def _tool_name(tool: str) -> str:
 
 _LABEL = re.compile(
     r"(?im)((?:^|[\r\v\f\x1c-\x1e\x85\u2028\u2029])[^\S\n]{0,80})"
-    r"(?=\[(?:turn \d|(?:\d+ )?(?:[\w-]+ ){0,2}(?:user|assistant|tool(?: [\w.:-]+)?)\]))"
+    r"(?=\[(?:(?:from )?turn \d|(?:\d+ )?(?:[\w-]+ ){0,2}(?:user|assistant|tool(?: [\w.:-]+)?)\]))"
 )
 """A line that looks like a label. It is prefixed with `> `, so that a text cannot forge a quotation of another
 speaker."""
@@ -405,7 +405,12 @@ class _Price:
         self, position: int, order: int, turn: int, date: str, speaker: str, text: str, first: bool, tool: str = ""
     ) -> Passage:
         """Build a passage with its price."""
-        pieces = ("turn · ·.", f" {date or UNDATED}", f"[{turn + 1}", f"[{speaker} {tool}]" if tool else f"[{speaker}]")
+        pieces = (
+            "from turn · ·.",
+            f" {date or UNDATED}",
+            f"[{turn + 1}",
+            f"[{speaker} {tool}]" if tool else f"[{speaker}]",
+        )
         opening, day, number, named = (self._count(piece) + self._spare for piece in pieces)
         short = self._count(f" {_in_year(date)}") + self._spare if date else day
         return Passage(
@@ -440,9 +445,10 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 def write_quotation(chosen: Sequence[Passage], *, numbered: bool = False) -> str:
     """Write passages as labelled lines. The result is untrusted data, so the caller must fence it.
 
-    The first line is `[turn 12 · 2024-05-15 · user] text`. Later lines of the same day and speaker begin with a space.
-    Others have a label: `[assistant] text` on the same day, `[May 28 user] text` on another day of the same year. If
-    `numbered`, every line of another turn has one, with its number: `[14 user] text`, `[20 May 28 user] text`.
+    The first line is `[from turn 12 · 2024-05-15 · user] text`. Later lines of the same day and speaker, also those of
+    later turns, begin with a space. Others have a label: `[assistant] text` on the same day, `[May 28 user] text` on
+    another day of the same year. If `numbered`, every line of another turn has one, with its number: `[14 user] text`,
+    `[20 May 28 user] text`.
     """
     lines: list[str] = []
     before: Passage | None = None
@@ -459,7 +465,7 @@ def _label(passage: Passage, before: Passage | None, numbered: bool) -> str:
     """Label of a line; empty if the line before has the same."""
     who = passage.who
     if before is None:
-        return f"[turn {passage.turn + 1}{f' · {passage.date}' if passage.date else ''} · {who}]"
+        return f"[from turn {passage.turn + 1}{f' · {passage.date}' if passage.date else ''} · {who}]"
     number = f"{passage.turn + 1} " if numbered else ""
     if before.date != passage.date:
         same_year = passage.date and before.date[:4] == passage.date[:4]

@@ -80,7 +80,7 @@ async def test_the_quotation_marks_of_a_printed_dictionary_are_left_out() -> Non
 async def test_an_identifier_in_a_prompt_is_quoted_with_the_words_around_it() -> None:
     said = [user("my booking is ZFA04Y, please look it up"), assistant("sure")]
     view = await one_shot([*said, *session()])
-    assert re.search(r"\[(turn )?1 ·? ?.*user\] .*booking is ZFA04Y", quotes(view))
+    assert re.search(r"\[(from turn )?1 ·? ?.*user\] .*booking is ZFA04Y", quotes(view))
 
 
 async def test_an_identifier_in_an_answer_is_quoted_with_its_clause_and_one_in_a_listing_alone() -> None:

@@ -46,7 +46,7 @@ def fenced(sent: str) -> str:
 async def test_specifics_that_a_summary_lost_are_quoted_verbatim_with_their_origin() -> None:
     sent, row = await compiled("The cart of order 8841-22 was looked at; a discount is missing.")
     assert re.search(r"look\(path=src/shop/cart\.py\)", fenced(sent))
-    assert re.search(r"\[turn 1 [^\]]*user\] [^\[]*\$1,299\.00", fenced(sent).replace("\\u00b7", "·"))
+    assert re.search(r"\[from turn 1 [^\]]*user\] [^\[]*\$1,299\.00", fenced(sent).replace("\\u00b7", "·"))
     assert row.survival is not None and 0 < row.survival < 1
 
 

@@ -45,7 +45,7 @@ async def test_a_template_body_used_as_the_note_contains_the_values_it_asks_for(
     view = await viewed("Left out: {{ turns_left_out }}.\n{{ constraints }}\n{{ recent_turns }}")
     assert view.tokens <= 2_000
     assert "Left out: " in view.summary and "never touch table users_" in view.summary
-    assert "[turn " in view.summary and view.summary.count("=== BEGIN") == view.summary.count("=== END")
+    assert "[from turn " in view.summary and view.summary.count("=== BEGIN") == view.summary.count("=== END")
 
 
 async def test_values_of_a_template_body_are_cut_until_it_fits() -> None:

@@ -535,7 +535,7 @@ async def test_a_field_of_a_tool_result_comes_back(budget: int) -> None:
     prompts = ["Go on.", "What was the locker of order Q4X?"]
     talker, _ = await talked(compiler(budget=budget), prompts, history=worked())
     block = block_of(talker.last.messages, prompts[1])
-    assert '"locker":48004' in block and "[turn 5 · " in block
+    assert '"locker":48004' in block and "[from turn 5 · " in block
     assert "get_order(id=Q4X)" in talker.last.text  # in the block, or among the identifiers
     assert all(sent.tokens <= budget for sent in talker.sent)
 

@@ -51,7 +51,7 @@ async def test_a_view_for_a_narrow_question_holds_the_best_matches() -> None:
 
 
 async def test_a_live_block_also_covers_the_whole_session() -> None:
-    found = [await recalled(one, answer=10, room=950) for one in (ORDER, PLAIN)]
+    found = [await recalled(one, answer=10, room=1_000) for one in (ORDER, PLAIN)]
     assert found[0] == sorted(found[0]) and {turn // 40 for turn in found[0]} == {0, 1, 2, 3}
     assert sum(turn >= 40 for turn in found[1]) < sum(turn >= 40 for turn in found[0])
 

@@ -85,7 +85,7 @@ async def test_a_question_beside_a_pasted_listing_finds_its_answer_in_one_view(l
     assert any(quote.why.startswith("recalled") for quote in view.quoted)
 
 
-@pytest.mark.parametrize("secret_at", [40, 75])
+@pytest.mark.parametrize("secret_at", [62, 75])
 async def test_passages_only_in_the_former_view_are_recalled_when_a_turn_is_cut_back(secret_at: int) -> None:
     async def dig() -> str:
         return words(9_000 + len(talker.sent), 500)

@@ -187,7 +187,7 @@ def test_scripts_without_spaces_fall_into_pairs_of_characters() -> None:
     assert words("سلام دنیا") == ["سلام", "دنیا"]
 
 
-@pytest.mark.parametrize("unit", ["a", "漢", "a. ", "\n[turn 1", "e\u0301"])
+@pytest.mark.parametrize("unit", ["a", "漢", "a. ", "\n[from turn 1", "e\u0301"])
 def test_a_line_of_one_megabyte_is_read_within_the_budget(unit: str) -> None:
     chosen = choose(all_of([asked(unit * (1_000_000 // len(unit))), replied("Thanks.")]), 1_000)
     assert COUNTER.text(write_quotation(chosen)) <= 1_000

@@ -53,7 +53,7 @@ async def test_a_turn_is_read_word_for_word() -> None:
     assert SECRET in found and "Item 4:" in found and "Item 5:" not in found
 
 
-@pytest.mark.parametrize("ref", ["5", "Turn 5", "[turn 5 · user]", "t5", "m9", "message 9"])
+@pytest.mark.parametrize("ref", ["5", "Turn 5", "[turn 5 · user]", "[from turn 5 · user]", "t5", "m9", "message 9"])
 async def test_a_reference_is_accepted_in_the_form_that_was_shown(ref: str) -> None:
     assert SECRET in await used("recall_read", {"ref": ref}, past())
 

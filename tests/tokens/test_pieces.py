@@ -40,7 +40,7 @@ def test_a_list_counts_like_its_text_even_after_a_few_items_change(seed: int) ->
 @pytest.mark.parametrize("seed", range(4))
 def test_labelled_lines_count_like_their_text(seed: int) -> None:
     dice, counter = random.Random(seed), TokenCounter()
-    grains = [*GRAINS, "[", "]", "] ", "\n[", "[14 user] ", "\n[turn 3 · 2024-05-15 · user] "]
+    grains = [*GRAINS, "[", "]", "] ", "\n[", "[14 user] ", "\n[from turn 3 · 2024-05-15 · user] "]
     for _ in range(60):
         text = "".join(dice.choices(grains, k=dice.choice((0, 1, 6, 20, 400))))
         assert TokenCounter().labelled(text) == counter.labelled(text) == len(theirs().encode_ordinary(text))
