@@ -126,10 +126,11 @@ def _read(words: Sequence[str], opening: int) -> Iterator[Statement]:
     lowered = [word.lower() for word in bare]
     while index < len(words):
         kind, stop = _value(bare, words, index, opening)
-        if kind and states and index:
+        last = words[stop - 1].rstrip("\"'`”’)*")[-1:]
+        if kind and states and index and last != ":":  # before a colon, it says which one is meant
             value = " ".join(bare[index:stop])
             if lowered[index - 1] != "from":
-                ended = words[stop - 1].rstrip("\"'`”’)*")[-1:] in ".,;!:"
+                ended = last in ".,;!"
                 tail = () if ended else _tail(words, lowered, stop)
                 yield Statement(
                     subject=frozenset(terms(" ".join(bare[:index]))) - _ANNOUNCING,

@@ -41,6 +41,7 @@ RESTATED = [
     ("The stage manager is {}, talk to her about the keys.", "Ilse Brandt", "Tessa Vega"),
     ("The account of the society is {}.", "KX-4471", "QT-9038"),
     ("The orchestra has {}.", "31 players", "27 players"),
+    ("The stock of item 12: {}.", "31 pieces", "27 pieces"),
 ]
 REVISED = [
     ("The lighting budget is $4,100.", "The lighting budget was raised to $5,250.", "$4,100", "$5,250"),
@@ -77,6 +78,7 @@ NOT_CHANGED = [
     ("Reservation ID: JG7FMM", "Reservation ID: 2FBBAH"),
     ("Show me the draft for Day 7.", "Show me the draft for Day 8."),
     ("One with U_S_B_ .", "One without U_S_B_ ."),
+    ("The lookup says: item 3: 7 pieces, shelf 9.", "The lookup says: item 12: 14 pieces, shelf 16."),
 ]
 
 
