@@ -106,6 +106,14 @@ _GIVES = re.compile(
 )
 """Lines before a list of rules, in small letters."""
 
+_DECLARED = re.compile(
+    r"(?im)^(?:[^\n]{0,400}[.!?] )?(?:please,? )?(?:(?:here|these|there) are |follow |keep to |stick to |respect |obey )?"
+    r"(?:my|our|these|the following|some|a few|two|three|four|five|six|seven|eight|nine|ten|\d{1,2}|meine|mes|mis)"
+    r" (?:ground |house |simple |basic |important |hard |standing |strict )?(?:rules|regeln|règles|reglas)\b(?! of\b)"
+    r"[^\n:]{0,80}:[ \t]*\n+(?P<items>(?:[ \t]{0,8}(?:[-*•–]|\d{1,2}[.)])[ \t]+\S[^\n]*(?:\n|\Z))+)"
+)
+"""A list that its author calls rules."""
+
 _PLAIN = re.compile(
     rf"^{FILLER}(?:{'|'.join(ORDERS)}|no\b|prefer\b|(?:you|[a-z]+(?: [a-z]+)?) (?:must|shall|may|should) (?:not|only)\b"
     r"|i(?:'d| would)? (?:(?:don't|do not) want|want|need|like|rather|prefer) you\b)"
@@ -123,16 +131,22 @@ _rules: Memo[str, tuple[str, ...]] = Memo(MAX_CACHED_PROMPTS)
 def rule_sentences(prompt: str) -> tuple[str, ...]:
     """Rules in a prompt: whole sentences, word for word, each on one line."""
     name = text_hash(prompt)
-    return _rules.get_or_make(name, lambda: tuple(filter(is_rule, _own_sentences(prompt))))
+    return _rules.get_or_make(name, lambda: tuple(_rules_of(prompt)))
 
 
-def _own_sentences(prompt: str) -> Iterator[str]:
+def _rules_of(prompt: str) -> Iterator[str]:
+    return (sentence for sentence, declared in _own_sentences(prompt) if declared or is_rule(sentence))
+
+
+def _own_sentences(prompt: str) -> Iterator[tuple[str, bool]]:
     """Sentences of a prompt that are its author's own: not quoted, not code, and not pasted.
 
-    What follows a line with a colon at its end is pasted, unless the line announces rules.
+    What follows a line with a colon at its end is pasted, unless the line announces rules. Each sentence comes with
+    True if its author calls it a rule.
     """
     own, fenced = _own_part(prompt), False
     quoted = [match.span() for match in _QUOTATION.finditer(own)]
+    declared = [match.span("items") for match in _DECLARED.finditer(own)]
     start = 0
     for end in (*sentence_ends(own), len(own)):
         sentence, begin, start = own[start:end], start, end
@@ -145,7 +159,7 @@ def _own_sentences(prompt: str) -> Iterator[str]:
         if shown.endswith((":", "：")) and "\n" in sentence and not _GIVES.search(shown.lower()):
             return
         if not (fenced or within) and 3 < len(shown) <= MAX_RULE:
-            yield shown
+            yield shown, any(first <= begin < last for first, last in declared)
 
 
 def _own_part(prompt: str) -> str:

@@ -129,6 +129,19 @@ def test_a_list_under_a_heading_of_the_user_is_not_pasted(heading: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "heading", ["Hi, I'm Ines. Three rules for today, please keep them", "My rules", "1. Follow these simple rules"]
+)
+def test_every_item_of_a_list_that_the_user_calls_rules_is_a_rule(heading: str) -> None:
+    prompt = f"{heading}:\n- Amounts in euros.\n- Every change goes through a pull request.\n\nThe code is in /srv."
+    assert rule_sentences(prompt) == ("Amounts in euros.", "Every change goes through a pull request.")
+
+
+@pytest.mark.parametrize("heading", ["Review these firewall rules", "The rules of the game", "Explain my rules"])
+def test_a_list_of_rules_that_the_user_asks_about_is_none(heading: str) -> None:
+    assert rule_sentences(f"{heading}:\n- Amounts in euros.\n- Every player draws a card.") == ()
+
+
+@pytest.mark.parametrize(
     "sentence",
     [
         "Tom wrote: never deploy on Fridays.",
