@@ -220,7 +220,8 @@ class StoreAccess:
     async def report_pause(self) -> None:
         """Report that a request is not recorded, because the record is not used for a while."""
         waiting = 0 if self._late is None else len(self._late)
-        then = f"{waiting} writes wait for it" if waiting else "it will not be recorded"
+        writes = "1 write waits" if waiting == 1 else f"{waiting} writes wait"
+        then = f"{writes} for it" if waiting else "it will not be recorded"
         await self._report(StoreError(f"{self._failure[0]}; the record is not used for a while, {then}"))
 
     @property
