@@ -107,9 +107,9 @@ _GIVES = re.compile(
 """Lines before a list of rules, in small letters."""
 
 _DECLARED = re.compile(
-    r"(?im)^(?:[^\n]{0,400}[.!?] )?(?:please,? )?"
-    r"(?:(?:here|these|there) are |follow |keep to |stick to |respect |obey )?(?:my|our|these|the following|some|a few|two|three|four|five|six|seven|eight|nine|ten|\d{1,2}|meine"
-    r"|mes|mis) (?:ground |house |simple |basic |important |hard |standing |strict )?(?:rules|regeln|règles|reglas)\b(?! of\b)"
+    r"(?im)^(?:[^\n]{0,400}[.!?] )?(?:please,? )?(?:(?:here|these|there) are |(?:follow|keep to|stick to|obey) )?"
+    r"(?:my|our|these|the following|some|a few|two|three|four|five|six|seven|eight|nine|ten|\d{1,2}|meine|mes|mis)"
+    r" (?:ground |house |simple |basic |important |hard |strict )?(?:rules|regeln|règles|reglas)\b(?! of\b)"
     r"[^\n:]{0,80}:[ \t]*\n+(?P<items>(?:[ \t]{0,8}(?:[-*•–]|\d{1,2}[.)])[ \t]+\S[^\n]*(?:\n|\Z))+)"
 )
 """A list that its author calls rules."""
