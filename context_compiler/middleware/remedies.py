@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import isqrt
-from typing import Any
 
 from pydantic_ai.messages import ModelMessage
 
@@ -13,9 +12,9 @@ from context_compiler.compiler.policy import HIGH
 from context_compiler.errors import TemplateError
 from context_compiler.fidelity import Fidelity
 from context_compiler.messages.history import reader_of, searchable
-from context_compiler.middleware.again import compile_again
+from context_compiler.middleware.again import compile_again, recorded_settings
 from context_compiler.record.browse import RequestRow
-from context_compiler.record.values import Record, fixed_tokens
+from context_compiler.record.values import Record, template_name
 from context_compiler.resilience import try_await
 from context_compiler.template import TemplateLibrary
 from context_compiler.tokens import as_counter
@@ -93,29 +92,29 @@ async def find_remedy(
         words: Words of it that are to be kept; empty for the whole message.
     """
     try:
-        template = library.find(row.template or "extractive")
+        template = library.find(template_name(record))
     except TemplateError:
         template = library.find("extractive")
     named = Fidelity.parse(row.fidelity, where="the record") if row.fidelity and template.name == row.template else None
     fidelity = None if named == template.fidelity else named
-    reader, fixed = reader_of(as_counter(None)), fixed_tokens(record)
+    reader = reader_of(as_counter(None))
     wanted = _flat(words or searchable(reader.one(raw[position])))
-    live = {"trigger": None} if record.run_id is not None else None
 
-    async def view_has(budget: int, **arguments: Any) -> bool:
-        again = compile_again(raw, template, budget, fixed=fixed, fidelity=fidelity, arguments=arguments or live)
-        view = (await try_await(again)).value
+    async def view_has(budget: int, recall: float | None = None) -> bool:
+        view = (
+            await try_await(compile_again(raw, record, template, budget=budget, fidelity=fidelity, recall=recall))
+        ).value
         texts = [searchable(reader.one(message)) for message in view.messages] if view is not None else []
         return bool(wanted) and wanted in _flat("\n".join(texts))
 
     budget = recall = None
     if row.budget is not None:
         budget = await smallest_budget(view_has, row.budget, row.tokens_raw)
-        for share in RECALLS:
+        for share in (share for share in RECALLS if share > recorded_settings(record)["recall"]):
             if recall is None and await view_has(row.budget, recall=share):
                 recall = share
-    tokens = reader.one(raw[position]).tokens
-    return Remedy(message=position, words=words, tokens=tokens, budget=budget, recall=recall, live=live is not None)
+    tokens, live = reader.one(raw[position]).tokens, record.run_id is not None
+    return Remedy(message=position, words=words, tokens=tokens, budget=budget, recall=recall, live=live)
 
 
 def _flat(text: str) -> str:

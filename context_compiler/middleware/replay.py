@@ -85,6 +85,11 @@ def request_points(messages: Sequence[ModelMessage]) -> list[int]:
     ]
 
 
+def with_answer(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
+    """Messages whose last request has an answer, if need be an empty one, so that a replay sends it too."""
+    return [*messages, ModelResponse(parts=[])] if isinstance(messages[-1], ModelRequest) else messages
+
+
 async def replay(
     messages: Sequence[ModelMessage],
     session: Session,

@@ -215,6 +215,10 @@ PRICE = "price"
 """Key in a record's ledger; its value contains the model, the provider and the cached tokens."""
 
 
+SETTINGS = "settings"
+"""Key in a record's ledger; its value contains `recall` and `trigger`, as they were given."""
+
+
 class InputPrice(NamedTuple):
     """Values in the ledger of a request that decide the price of its input."""
 
@@ -243,6 +247,13 @@ def input_price(record: Record) -> InputPrice:
 
 FIXED = "instructions and schemas"
 """Section of a ledger for what is in every request of an agent, whatever its view."""
+
+
+def template_name(record: Record) -> str:
+    """Name of the template of a request; the default one if nothing was compiled for it."""
+    if record.compile is not None:
+        return record.compile.template_name
+    return "extractive" if record.run_id is None else "chat_compiler"
 
 
 def fixed_tokens(record: Record) -> int:
