@@ -47,7 +47,7 @@ from context_compiler.errors import SettingsError, StoreError
 from context_compiler.messages.bodies import load_messages, message_body
 from context_compiler.messages.history import Reader
 from context_compiler.middleware.again import BUDGET, compile_again, differs, sent_view, whole_tokens
-from context_compiler.middleware.verdict import Verdict, recorded_verdict
+from context_compiler.middleware.verdict import PRICE_ONLY, Verdict, recorded_verdict
 from context_compiler.paths import vault_of
 from context_compiler.record.values import Record
 from context_compiler.settings import Amount, amount_tokens
@@ -70,6 +70,7 @@ def verdict(
         screen.raw(json_text({"session": session, "verdict": verdict, "said": str(verdict)}))
     else:
         screen.line((str(verdict), "bold"))
+        screen.line((PRICE_ONLY, "dim"))
 
 
 async def _load_verdict(db: Place, owner: str | None, session: str) -> Verdict:

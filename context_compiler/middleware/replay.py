@@ -41,13 +41,13 @@ class Session(Protocol):
 class LiveSession:
     """An agent with some capabilities, and the history that its host would store."""
 
-    def __init__(self, capabilities: Sequence[Any], *, name: str | None = None) -> None:
-        """Attach `capabilities` to an agent whose model answers at once; `name` is the conversation on the record."""
+    def __init__(self, capabilities: Sequence[Any], *, name: str | None = None, model: str | None = None) -> None:
+        """Attach `capabilities` to an agent whose model answers at once; the names are those on the record."""
         self.stored: list[ModelMessage] = []
         self._name = name
         self._sent: list[ModelMessage] = []
         self._agent: Agent[None, str] = Agent(
-            FunctionModel(self._answer, model_name=name and "recording"), capabilities=list(capabilities)
+            FunctionModel(self._answer, model_name=model), capabilities=list(capabilities)
         )
 
     def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
