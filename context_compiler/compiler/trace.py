@@ -369,10 +369,11 @@ class Cut:
 
 def cuts_of(db: Database, fates: Iterable[Fate]) -> tuple[Cut, ...]:
     """The requests that decided the fates of messages, in order, each once."""
-    return tuple(_cut(*request_of(db, number)) for number in sorted({fate.request for fate in fates if fate.request}))
+    return tuple(cut_of(*request_of(db, number)) for number in sorted({fate.request for fate in fates if fate.request}))
 
 
-def _cut(row: RequestRow, record: Record) -> Cut:
+def cut_of(row: RequestRow, record: Record) -> Cut:
+    """The cut of a request that began a new cycle."""
     numbers = cast("Mapping[str, Any]", record.ledger.get("cut") or {})
     return Cut(
         request=row.id,

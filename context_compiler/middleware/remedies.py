@@ -117,5 +117,12 @@ async def find_remedy(
     return Remedy(message=position, words=words, tokens=tokens, budget=budget, recall=recall, live=live)
 
 
+def places(messages: Sequence[ModelMessage], words: str) -> tuple[int, ...]:
+    """Positions of the messages that contain words, in any case; none for no words."""
+    reader, wanted = reader_of(as_counter(None)), _flat(words)
+    texts = (_flat(searchable(reader.one(message))) for message in messages)
+    return tuple(position for position, text in enumerate(texts) if wanted and wanted in text)
+
+
 def _flat(text: str) -> str:
     return " ".join(text.split()).casefold()

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.compiler.trace import Sent, request_of
+from context_compiler.compiler.trace import Sent, cut_of, request_of
 from context_compiler.compiler.view import View, message_origins, show_message
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
@@ -27,6 +27,7 @@ from context_compiler.middleware.again import (
     recorded_settings,
     whole_tokens,
 )
+from context_compiler.middleware.remedies import places
 from context_compiler.record import browse
 from context_compiler.record.browse import RequestRow
 from context_compiler.record.database import Database
@@ -119,6 +120,11 @@ class ReplayPage(RequestHeader):
     rows: tuple[DiffRow, ...]
     pages: Pages
     note: str
+    cut: str
+    """The rule by which the replay was cut; empty if it was not."""
+    words: str
+    places: tuple[tuple[int, ...], ...]
+    """Positions of the messages that contain the words, as sent and as replayed."""
 
 
 class Comparisons:
@@ -193,7 +199,7 @@ class Comparisons:
             replace(message, index=index, why="", raw=None) for message, index in zip(shown, positions, strict=True)
         ]
 
-    async def replay(self, number: int, wanted: Wanted, *, page: int = 1) -> ReplayPage:
+    async def replay(self, number: int, wanted: Wanted, *, words: str = "", page: int = 1) -> ReplayPage:
         """Compile the raw history of a request with other settings; without any, show the request as it was sent.
 
         Raises:
@@ -206,7 +212,9 @@ class Comparisons:
         if asked and row.raw_tip is None:
             raise SettingsError(f"request {number} was recorded without its raw history, so it cannot be replayed")
         view = await self._compile(wanted, raw, row, record) if asked else None
-        rows, pages = self._beside(sent, sent if view is None else view.messages, page)
+        replayed = sent if view is None else view.messages
+        tokens = row.tokens_sent if view is None else whole_tokens(view, record)
+        rows, pages = self._beside(sent, replayed, page)
         bar = sections if view is None else {FIXED: fixed_tokens(record), **view.ledger["tokens"]}
         return ReplayPage(
             **header,
@@ -217,14 +225,17 @@ class Comparisons:
             ),
             fidelities=tuple(Fidelity),
             status=row.status.split(";")[0] if view is None else view.status,
-            tokens=row.tokens_sent if view is None else whole_tokens(view, record),
-            messages=len(sent) if view is None else len(view.messages),
+            tokens=tokens,
+            messages=len(replayed),
             bar=tuple(bars(bar, wanted.budget or row.budget or BUDGET)),
             recorded=recorded_settings(record),
             bar_before=tuple(bars(sections, row.budget or 0)),
             rows=rows,
             pages=pages,
             note=_note(view, row),
+            cut=_cut_text(view, replace(row, budget=wanted.budget or row.budget, tokens_sent=tokens), record),
+            words=words,
+            places=tuple(places(messages, words) for messages in (sent, replayed)),
         )
 
     def _recorded(
@@ -369,6 +380,17 @@ def _texts(message: ShownMessage) -> Iterator[str]:
         if part.tool:
             yield f"{part.kind} {part.tool}"
         yield from (segment.text for segment in part.segments)
+
+
+def _cut_text(view: View | None, row: RequestRow, record: Record) -> str:
+    """The cut of a replay, whose numbers leave out the instructions and tools of the recorded request."""
+    made = view.record if view is not None else None
+    if made is None or "cut" not in made.ledger:
+        return ""
+    numbers = cast("Mapping[str, Any]", made.ledger["cut"])
+    whole = {name: numbers.get(name) for name in ("size", "threshold", "target")}
+    whole = {name: tokens and round((tokens + fixed_tokens(record)) * record.ratio) for name, tokens in whole.items()}
+    return str(cut_of(row, replace(made, ledger={"cut": {**numbers, **whole}})))
 
 
 def _note(view: View | None, row: RequestRow) -> str:

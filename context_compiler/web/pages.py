@@ -29,7 +29,7 @@ MENU = (
         "Sessions",
         (
             *("sessions", "session", "fact", "request", "message", "why", "diff", "replay", "export"),
-            *("compile", "layers", "manager", "settings"),
+            *("compile", "layers", "manager", "settings", "steering"),
         ),
     ),
     ("/templates", "Templates", ("templates", "template")),

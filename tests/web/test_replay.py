@@ -23,9 +23,16 @@ from tests.web.conftest import requests_of
 
 FACT = "Ben is allergic to walnuts."
 
-PLACES = "Belém Alfama Sintra Cascais Estrela Graça Almada Chiado Baixa Lapa".split()
+PLACES: list[str] = "Belém Alfama Sintra Cascais Estrela Graça Almada Chiado Baixa Lapa".split()
 
-PROMPTS = [FACT, *(f"How do we get to {place} in time, take {take}?" for take in range(3) for place in PLACES)]
+PROMPTS: list[str] = [
+    FACT,
+    *(
+        f"On day {day} we want to see {place} before it gets hot; how long does the way there take us?"
+        for day in range(3)
+        for place in PLACES
+    ),
+]
 
 
 async def trip(db: Path, **settings: Any) -> None:
@@ -87,10 +94,29 @@ def test_a_replay_is_what_an_agent_with_these_settings_sends(pages: TestClient, 
 
 
 def test_the_budget_that_would_have_kept_a_message_keeps_it_in_a_replay(pages: TestClient, planned: Path) -> None:
-    number, lost = len(PROMPTS), PROMPTS[3]
-    remedy = pages.get(f"/api/requests/{number}/why", params={"message": "m6"}).json()["remedy"]
+    number = len(PROMPTS)
+    sent = str(replayed(planned, number, "--budget", 701)["messages"])
+    position, lost = next((2 * turn, prompt) for turn, prompt in enumerate(PROMPTS) if prompt not in sent)
+    remedy = pages.get(f"/api/requests/{number}/why", params={"message": f"m{position}"}).json()["remedy"]
     assert lost in str(replayed(planned, number, "--budget", remedy["budget"])["messages"])
-    assert lost not in str(replayed(planned, number, "--budget", 701)["messages"])
+
+
+def test_a_replay_tells_where_words_are_and_why_it_was_cut(pages: TestClient) -> None:
+    row = next(row for row in requests_of(pages, "trip") if row["status"] == "compiled")
+    address, word = f"/requests/{row['id']}/replay", PROMPTS[int(row["turn_index"])].split()[7]
+    page = pages.get(f"{address}?q={word.lower()}&budget=701").text
+    found = pages.get(f"/api{address}?q={word.lower()}&budget=701").json()
+    assert found["places"][0] and found["places"] == [found["places"][0]] * 2
+    assert f"would have had {row['tokens_raw']:,} tokens" in page and "in a budget of 701" in page
+    assert pages.get(f"/api{address}?budget=701").json()["places"] == [[], []]
+    assert "not in the request" in pages.get(f"{address}?q=nowhere").text
+
+
+def test_a_value_that_cannot_be_used_leads_back_to_the_form_with_the_others(pages: TestClient) -> None:
+    answer = pages.get("/requests/9/replay?recall=7.5&budget=900")
+    assert answer.status_code == 400 and "recall=&#39;7.5&#39;: give a share from 0" in answer.text
+    assert "<h1>Invalid value</h1>" in answer.text and 'href="/requests/9/replay?budget=900"' in answer.text
+    assert "give a whole number from 1 to" in pages.get("/requests/9/replay?budget=lots").text
 
 
 def test_a_recorded_replay_is_the_request_that_was_shown(planned: Path, tmp_path: Path) -> None:
