@@ -390,7 +390,7 @@ def _cut_text(view: View | None, row: RequestRow, record: Record) -> str:
     numbers = cast("Mapping[str, Any]", made.ledger["cut"])
     whole = {name: numbers.get(name) for name in ("size", "threshold", "target")}
     whole = {name: tokens and round((tokens + fixed_tokens(record)) * record.ratio) for name, tokens in whole.items()}
-    return str(cut_of(row, replace(made, ledger={"cut": {**numbers, **whole}})))
+    return str(cut_of(row, replace(made, ledger={**made.ledger, "cut": {**numbers, **whole}})))
 
 
 def _note(view: View | None, row: RequestRow) -> str:

@@ -23,7 +23,7 @@ from tests.web.conftest import requests_of
 
 FACT = "Ben is allergic to walnuts."
 
-PLACES: list[str] = "Belém Alfama Sintra Cascais Estrela Graça Almada Chiado Baixa Lapa".split()
+PLACES = ("Belém", "Alfama", "Sintra", "Cascais", "Estrela", "Graça", "Almada", "Chiado", "Baixa", "Lapa")
 
 PROMPTS: list[str] = [
     FACT,
