@@ -90,7 +90,7 @@
     } else if (pin || unpin) {
       act(at("notices"), async () => {
         const given = await post(pin ? "pin" : "unpin", { message: pin || unpin });
-        changed(pin ? `From the next run on, every request has turn ${given.turn}` : `From the next run on, turn ${given.turn} is no longer kept`);
+        changed(`from the next run on, turn ${given.turn} ${pin ? "stays in every view" : "is no longer pinned"}`);
         if (button.closest(".cc-acts")) swap(button, pin, unpin);
       });
     }
