@@ -1,14 +1,13 @@
 """Select passages within a token limit: first those that answer the question, then those worth most for their tokens.
 
-`Candidates.choose` has three stages; each takes passages until the room is used up:
+`Candidates.choose` has three stages; each takes passages in order until the room is used up:
 
 1. Mentions, only for a question about a sequence or the whole conversation: the best answers of each quarter of the
-   conversation in turn, skipping repetitions, because many brief mentions answer such a question.
+   conversation in turn, because many brief mentions answer such a question.
 2. Answers: all candidates by relevance to the question.
-3. Coverage: what is left of the room goes to the passage with the largest gain per token, again and again. The gain is
-   the worth of its message per token of the message, times the fraction of the passage's word pairs that are new. This
-   is budgeted maximum coverage. Gains only shrink as passages are taken, so a gain is computed again only if it could
-   be the largest (lazy greedy; Minoux 1978, Lin and Bilmes 2011).
+3. Coverage: all candidates by the worth of their message per token of the message.
+
+Each takes passages whose word pairs are new: what was said a second time, also with another number, is quoted once.
 
 The worth of a message estimates, without a question, how likely later questions need it. It is e to the sum of the
 signs below, whose weights were fitted (Poisson regression, rounded) on labelled conversations. In a chat with an
@@ -20,7 +19,6 @@ English; other signs work in every script.
 
 from __future__ import annotations
 
-import heapq
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -41,8 +39,8 @@ from context_compiler.resilience import check_time
 
 T = TypeVar("T")
 
-REPEATED = 0.25
-"""Fraction of new word pairs from which a passage counts in full; below it, its gain falls linearly to 0."""
+REPEATED = 0.125
+"""Maximum fraction of new word pairs in a passage that repeats what is quoted already."""
 
 STRETCHES = 4
 """Number of equal parts of a conversation from which mentions are taken in turn."""
@@ -102,24 +100,25 @@ class Candidates:
 
     def choose(self, room: int) -> tuple[Passage, ...]:
         """Select passages that `write_quotation` writes in at most `room` tokens; in order of the conversation."""
-        quotation, ranks = Quotation(self._ordered, room), self._ranks
-        if self._wide and ranks:
-            _take_mentions(quotation, ranks, self._after)
-        answered = set[str]()
-        for slot in self._answers:
-            if quotation.left < MIN_QUOTE:
-                break
-            text = _wording(self._ordered[slot].text)
-            if text not in answered and take_beside(quotation, slot, self._after):
-                answered.add(text)
-        if quotation.left >= MIN_QUOTE:
-            _fill(quotation, self._rates, self._after)
+        quotation, taken = Quotation(self._ordered, room), set[tuple[str, str]]()
+        for stage in (self._mentions, self._answers, self._informative):
+            if quotation.left >= MIN_QUOTE:
+                _take_new(quotation, stage(), taken, self._after)
         return quotation.passages
 
-    @cached_property
+    def _mentions(self) -> Sequence[int]:
+        """Slots of answers spread over the conversation; none without a question about a sequence or all of it."""
+        answers = self._answers() if self._wide else ()
+        answering = [slot for slot in answers if self._ranks[slot] >= END * self._ranks[answers[0]]]
+        return spread(answering, lambda slot: self._ordered[slot].turn)
+
     def _answers(self) -> Sequence[int]:
         """Slots by relevance, best first; none without a question."""
-        return sorted(range(len(self._ranks)), key=[-rank for rank in self._ranks].__getitem__)
+        return _best_first(self._ranks)
+
+    def _informative(self) -> Sequence[int]:
+        """Slots by worth per token, best first."""
+        return _best_first(self._rates)
 
     @cached_property
     def _rates(self) -> Sequence[float]:
@@ -168,17 +167,20 @@ def take_beside(quotation: Quotation, index: int, after: Mapping[int, int]) -> b
     return (index not in after or quotation.has(after[index])) and quotation.take(index)
 
 
-def _take_mentions(quotation: Quotation, ranks: Sequence[float], after: Mapping[int, int]) -> None:
-    """Take answers spread over the conversation, except those that repeat what is taken already."""
-    ordered = quotation.candidates
-    answering = [index for index, rank in enumerate(ranks) if rank >= END * max(ranks)]
-    answering.sort(key=lambda index: -ranks[index])
-    taken: set[tuple[str, str]] = set()
-    for index in spread(answering, lambda index: ordered[index].turn):
+def _best_first(values: Sequence[float]) -> list[int]:
+    """Indices of the values above 0, that of the largest first; ties to the earlier."""
+    return sorted((index for index, value in enumerate(values) if value > 0), key=lambda index: -values[index])
+
+
+def _take_new(
+    quotation: Quotation, indices: Sequence[int], taken: set[tuple[str, str]], after: Mapping[int, int]
+) -> None:
+    """Take passages in order until the room is used up, without those that repeat the word pairs `taken`."""
+    for index in indices:
         if quotation.left < MIN_QUOTE:
-            break
-        pairs = _pairs(ordered[index])
-        if _novelty(pairs, taken) == 1 and take_beside(quotation, index, after):
+            return
+        pairs = _pairs(quotation.candidates[index])
+        if len(pairs - taken) > REPEATED * len(pairs) and take_beside(quotation, index, after):
             taken |= pairs
 
 
@@ -203,44 +205,10 @@ def parts_of(candidates: Sequence[Passage]) -> list[Part]:
     return [(one.position, one.order if one.tool else -1) for one in candidates]
 
 
-def _fill(quotation: Quotation, rates: Sequence[float], after: Mapping[int, int]) -> None:
-    """Take passages by gain per token until the room is used up.
-
-    `rates` is the worth per token of each candidate; novelty reduces it to the gain. The heap contains upper bounds of
-    the gains.
-    """
-    ordered = quotation.candidates
-    waiting = [(-rate, index) for index, rate in enumerate(rates) if not quotation.has(index) and quotation.fits(index)]
-    if not waiting:
-        return
-    heapq.heapify(waiting)
-    pairs: dict[int, frozenset[tuple[str, str]]] = {}
-    taken = {pair for passage in quotation.passages for pair in _pairs(passage)}
-    while waiting and quotation.left >= MIN_QUOTE:
-        _, index = heapq.heappop(waiting)
-        if index not in pairs:
-            pairs[index] = _pairs(ordered[index])
-        gain = rates[index] * _novelty(pairs[index], taken)
-        if waiting and gain < -waiting[0][0]:
-            heapq.heappush(waiting, (-gain, index))
-        elif gain and take_beside(quotation, index, after):
-            taken |= pairs[index]
-
-
 def _pairs(passage: Passage) -> frozenset[tuple[str, str]]:
-    """Word pairs of what a passage says that still holds."""
-    text = passage.text
-    for sentence in passage.outdated:
-        text = text.replace(sentence, "")
-    texts = words(text)
+    """Pairs of adjacent words of a passage."""
+    texts = words(passage.text)
     return frozenset(pairwise(texts)) or frozenset((word, "") for word in texts)
-
-
-def _novelty(pairs: frozenset[tuple[str, str]], taken: set[tuple[str, str]]) -> float:
-    """Factor from 0 for a repetition to 1 if at least the fraction `REPEATED` of the word pairs is new."""
-    if not pairs:
-        return 0.0
-    return min(1.0, (1 - len(pairs & taken) / len(pairs)) / REPEATED)
 
 
 def worths(candidates: Sequence[Passage], parts: Sequence[Part]) -> list[float]:

@@ -17,6 +17,7 @@ from pydantic_ai.messages import (
     ModelMessage,
 )
 
+from context_compiler import compile_view
 from context_compiler.messages.history import Reader
 from context_compiler.messages.turns import outline, pair
 from context_compiler.recall.passages import Passage, Quotation, passages, write_quotation
@@ -25,6 +26,7 @@ from context_compiler.recall.terms import words
 from context_compiler.tokens import TokenCounter
 from tests.recall.asking import COUNTER, all_of, asked, replied
 from tests.support.histories import answer, assistant, call, histories, long_history, user
+from tests.support.views import own_texts
 
 
 def choose(candidates: Sequence[Passage], room: int) -> tuple[Passage, ...]:
@@ -228,3 +230,14 @@ def _talk(conversation: dict[str, Any]) -> tuple[list[ModelMessage], dict[str, s
             mine = turn["speaker"] == conversation["speaker_a"]
             messages.append(asked(line, when) if mine else replied(line, when))
     return messages, said
+
+
+async def test_what_is_said_again_with_another_number_is_quoted_once() -> None:
+    """A customer thanks for a parcel each week, and asks once about something else."""
+    thanks = "The parcel of week {} came in a good box, thank you; is there a newer price list for shelves and screws?"
+    said = [thanks.format(week) for week in range(24)]
+    said[1] = "My order CM-7718 came without its legs. Please note that."
+    history = [message for text in said for message in (user(text), assistant("Yes, of this week. Anything else?"))]
+    view = await compile_view([*history, user("Which order of mine came without its legs?")], budget=900, system=None)
+    texts = "\n".join(own_texts(view))
+    assert "CM-7718" in texts and texts.count("The parcel of week") == 1
