@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -280,7 +281,7 @@ def test_a_message_is_shown_raw_pinned_and_summarized_from(chromium: Any, db: Pa
         message.get_by_role("link", name="Raw").click()
         assert not message.get_by_text('"part_kind"').count()
         message.get_by_role("button", name="Keep always").click()
-        page.get_by_text("from the next run on, turn 1 stays in every view").wait_for()
+        page.get_by_text(re.compile(r"from the next run on, turn \d+ stays in every view")).wait_for()
         message.get_by_role("button", name="Unpin").click()
         page.get_by_text("is no longer pinned").wait_for()
         message.get_by_role("button", name="Summarize from here").click()
