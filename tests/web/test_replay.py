@@ -93,12 +93,14 @@ def test_a_replay_is_what_an_agent_with_these_settings_sends(pages: TestClient, 
             assert (page["tokens"], page["status"]) == (row["tokens_sent"], row["status"])
 
 
-def test_the_budget_that_would_have_kept_a_message_keeps_it_in_a_replay(pages: TestClient, planned: Path) -> None:
-    number = len(PROMPTS)
-    sent = str(replayed(planned, number, "--budget", 701)["messages"])
+def test_the_budget_that_would_have_kept_a_message_keeps_it_in_a_replay(tmp_path: Path) -> None:
+    db, number = tmp_path / "context.db", len(PROMPTS)
+    asyncio.run(trip(db, budget=700))
+    sent = str(replayed(db, number, "--budget", 701)["messages"])
     position, lost = next((2 * turn, prompt) for turn, prompt in enumerate(PROMPTS) if prompt not in sent)
-    remedy = pages.get(f"/api/requests/{number}/why", params={"message": f"m{position}"}).json()["remedy"]
-    assert lost in str(replayed(planned, number, "--budget", remedy["budget"])["messages"])
+    with TestClient(create_app(db, system=None), base_url="http://127.0.0.1") as pages:
+        remedy = pages.get(f"/api/requests/{number}/why", params={"message": f"m{position}"}).json()["remedy"]
+    assert lost in str(replayed(db, number, "--budget", remedy["budget"])["messages"])
 
 
 def test_a_replay_tells_where_words_are_and_why_it_was_cut(pages: TestClient) -> None:
