@@ -113,7 +113,8 @@ def test_a_request_is_reached_with_the_keyboard_alone(chromium: Any, inspector: 
 
 PAGES = (
     *("/sessions", "/sessions/1", "/sessions/1/fact?q=ORCHID-7731", "/sessions/1/settings?budget=1500"),
-    *("/requests/20", "/requests/20/why", "/requests/20/diff?with=raw"),
+    *("/requests/20", "/requests/20/why", "/requests/20/why?message=m9", "/requests/20/diff?with=raw"),
+    *("/requests/20/replay?budget=900&q=code", "/requests/20/replay?recall=7.5", "/sessions/1/steering"),
 )
 
 
