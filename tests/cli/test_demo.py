@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from pydantic_ai.messages import ModelMessagesTypeAdapter, ToolCallPart, UserPromptPart
+from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from context_compiler.cli.demo import ASKED, NEEDED, VIEWS, check_views
 from context_compiler.cli.root import app
 from context_compiler.cli.show import read_history
+from context_compiler.web.app import create_app
 from tests.cli.conftest import DEMO, Command, one_line
 from tests.cli.terminal import terminal as on_terminal
 
@@ -76,6 +78,14 @@ def test_the_demo_records_a_session_in_which_a_fact_leaves_and_comes_back(
     for name in ("requests", "raw_tokens", "answers", "checks"):
         assert second[name] == first[1][name], "a second demo says the same and adds nothing"
     assert [view["tokens"] for view in second["views"]] == [view["tokens"] for view in first[1]["views"]]
+
+
+def test_the_model_of_the_demo_has_one_name_on_all_pages(again: Command) -> None:
+    with TestClient(create_app(Path("system/context.db"), system=None), base_url="http://127.0.0.1") as client:
+        (listed,) = client.get("/api/sessions").json()["sessions"]
+        money = client.get(f"/api/sessions/{listed['id']}/timeline").json()["money"]
+        settings = client.get(f"/api/sessions/{listed['id']}/settings").json()
+    assert listed["model"] == money["model"] == settings["model"] == "demo-model"
 
 
 def test_the_demo_detects_a_broken_promise() -> None:

@@ -102,6 +102,14 @@ def test_an_empty_record_and_a_missing_one_show_how_to_begin(tmp_path: Path) -> 
             assert ("other.db" in page.text) == (place.stem == "missing")
 
 
+def test_the_first_page_asks_for_words_once_and_keeps_them_beside_other_filters(client: TestClient) -> None:
+    for path, hidden in (("/sessions", 0), ("/sessions?text=zzyzx", 1)):
+        page = client.get(path).text
+        assert page.count('type="search" name="q"') == 1 and page.count('name="text"') == hidden
+    assert "No session contains <q>zzyzx</q>" in page and "No session matches these filters" not in page
+    assert "No session matches these filters" in client.get("/sessions?text=zzyzx&kind=chat").text
+
+
 def test_a_hostile_name_stays_text_in_the_list(client: TestClient) -> None:
     assert HOSTILE not in client.get("/sessions").text
     assert FACT not in client.get("/sessions").text

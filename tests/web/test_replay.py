@@ -121,6 +121,13 @@ def test_a_value_that_cannot_be_used_leads_back_to_the_form_with_the_others(page
     assert "give a whole number from 1 to" in pages.get("/requests/9/replay?budget=lots").text
 
 
+def test_figures_count_from_one_and_name_no_error_that_was_not(pages: TestClient, planned: Path) -> None:
+    shown = CliRunner().invoke(app, ["views", "show", "9", "--db", str(planned)]).stdout
+    assert "request 1 of it" in " ".join(shown.split())
+    page = pages.get("/requests/9").text
+    assert "request in its run</dt><dd>1<" in page and "error: none" not in page
+
+
 def test_a_recorded_replay_is_the_request_that_was_shown(planned: Path, tmp_path: Path) -> None:
     copy = tmp_path / "context.db"
     shutil.copy(planned, copy)
