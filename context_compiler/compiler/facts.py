@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from context_compiler.cache import CACHED, Memo
@@ -23,8 +23,13 @@ from context_compiler.compiler.trace import (
 from context_compiler.messages.display import (
     BESIDE,
     FORMS,
+    IDENTIFIER,
+    OUTLINE,
+    QUOTED,
     RECALLED,
+    RULE,
     SHORTENED,
+    SUMMARY,
     VERBATIM,
     role,
     segments,
@@ -40,6 +45,9 @@ if TYPE_CHECKING:
 
 ORDER = tuple(FORMS)
 """Forms, the fullest first. A set of forms is a bit mask in this order."""
+
+CHOSEN = {SUMMARY: "words", QUOTED: "quotes", RULE: "rules", OUTLINE: "topics", IDENTIFIER: "identifiers"}
+"""Forms that a compile writes, with the name of their content."""
 
 EXCERPT = 160
 """Characters shown of a message, or on each side of a fact in it."""
@@ -70,11 +78,29 @@ class Stretch:
     known: bool
     """True if the raw history already contains the fact."""
     reason: str
-    """Reason why the fact is no longer verbatim; empty if it did not change or is unknown."""
+    """Reason why the requests do not have the fact, or no longer word for word; empty if they do or it is unknown."""
     step: int
     """Step of the cut order that cut it; 0 for none."""
+    request: int
+    """Request that dropped it, from which on it was not sent again except by recall; 0 for none."""
     told: bool
     """True if the fact is not there but a summary covers a message with it, so that it may be paraphrased."""
+
+    @property
+    def because(self) -> str:
+        """The request and the step that dropped the fact, with the reason; empty if nothing did."""
+        step = f" (step {self.step} of the cut order)" if self.step else ""
+        return f"dropped at request {self.request}{step}: {self.reason}" if self.reason else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Request that dropped a fact."""
+
+    index: int
+    """Position of the request in its session."""
+    form: str
+    """Fullest form in which the request before it had the fact, apart from recall."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,20 +301,21 @@ class FactSearch:
         masks: Sequence[tuple[int, int]],
         mentions: Sequence[int],
     ) -> Iterator[Stretch]:
-        explained = 0
-        before = _bit(VERBATIM)
+        losses, explained = _losses(masks), dict[Loss, tuple[str, int]]()
+        searched = 0
         for (mask, in_raw), group in groupby(
             range(len(tips)), key=lambda index: (masks[index][0], bool(masks[index][1]))
         ):
             places = list(group)
-            first, last = tips[places[0]], tips[places[-1]]
-            reason, step, told = "", 0, False
-            left = before & _bit(VERBATIM) and not mask & _bit(VERBATIM)
-            if in_raw and (left or not mask) and explained < LISTED:
-                reason, step, told = self._reason(db, first.id, mentions)
-                reason, step = (reason, step) if left else ("", 0)
-                told = told and not mask
-                explained += 1
+            first, last, loss = tips[places[0]], tips[places[-1]], losses[places[0]]
+            told = False
+            if in_raw and not mask and searched < LISTED:
+                told = self._is_told(db, first.id, mentions)
+                searched += 1
+            if loss is not None and loss not in explained and len(explained) < LISTED:
+                explained[loss] = self._reason(db, tips[loss.index].id, mentions, loss.form)
+            shown = loss if loss is not None and (not mask or loss.index == places[0]) else None
+            reason, step = explained.get(shown, ("", 0)) if shown is not None else ("", 0)
             yield Stretch(
                 first=first.id,
                 last=last.id,
@@ -298,18 +325,26 @@ class FactSearch:
                 known=in_raw,
                 reason=reason,
                 step=step,
+                request=tips[shown.index].id if shown is not None else 0,
                 told=told,
             )
-            before = mask if in_raw else _bit(VERBATIM)
 
-    def _reason(self, db: Database, number: int, mentions: Sequence[int]) -> tuple[str, int, bool]:
-        """Reason and step that cut these messages, and True if the summary of that request covers one of them."""
+    def _is_told(self, db: Database, number: int, mentions: Sequence[int]) -> bool:
+        """True if the summary of a request covers one of these messages."""
+        sent = self.tracer.trace(db, *request_of(db, number))
+        return any(is_covered_by_summary(sent, position) for position in mentions if position < len(sent.raw))
+
+    def _reason(self, db: Database, number: int, mentions: Sequence[int], form: str) -> tuple[str, int]:
+        """Reason why a request dropped what the one before it had in this form, and the step of the cut order."""
         row, record = request_of(db, number)
+        if form not in (VERBATIM, SHORTENED):
+            made = row.status in ("compiled", "floor_over_budget") and form in CHOSEN
+            return f"the compile there chose other {CHOSEN[form]}" if made else f"no longer {FORMS[form]}", 0
         sent = self.tracer.trace(db, row, record)
-        there = [position for position in mentions if position < len(sent.raw)]
-        gone = [fate for fate in (fate_of(sent, position) for position in there) if fate.reason]
-        told = any(is_covered_by_summary(sent, position) for position in there)
-        return (gone[0].reason, gone[0].step.number if gone[0].step else 0, told) if gone else ("", 0, told)
+        fates = (fate_of(sent, position) for position in mentions if position < len(sent.raw))
+        gone = [fate for fate in fates if fate.reason]
+        newest = max(gone, key=lambda fate: fate.request or 0, default=None)
+        return ("", 0) if newest is None else (newest.reason, newest.step.number if newest.step else 0)
 
 
 def _nearest(db: Database, text: str, among: Container[str] | None = None) -> Nearest:
@@ -324,6 +359,29 @@ def _instructions(chains: Chains, tip: RequestTips) -> str | None:
 
 def _bit(form: str) -> int:
     return 1 << ORDER.index(form)
+
+
+def _losses(masks: Sequence[tuple[int, int]]) -> list[Loss | None]:
+    """For each request, the one that dropped the fact; None if it is there word for word, or nobody has said it.
+
+    A recalled text is sent for one prompt, so it does not count.
+    """
+    losses: list[Loss | None] = []
+    had, loss = VERBATIM, None
+    for index, (mask, in_raw) in enumerate(masks):
+        has = _fullest(form for form in ORDER if mask & _bit(form)) if in_raw else VERBATIM
+        if has == VERBATIM:
+            loss = None
+        elif had and (not has or ORDER.index(has) > ORDER.index(had)):
+            loss = Loss(index=index, form=had)
+        losses.append(loss)
+        had = has
+    return losses
+
+
+def _fullest(forms: Iterable[str]) -> str:
+    """Fullest form of a fact in a request apart from recall; empty for none."""
+    return next((form for form in forms if form != RECALLED), "")
 
 
 def _flat(text: str) -> str:
@@ -370,23 +428,28 @@ def answer_of(stretches: Sequence[Stretch]) -> str:
     since = [stretch for stretch in stretches if stretch.known]
     if not since:
         return ""
-    now, turns = since[-1], f"Said in turn {since[0].turns[0]}"
+    now = since[-1]
     newest = (
         f"The newest request has it, {FORMS[now.forms[0]]}." if now.forms else "The newest request does not have it."
     )
-    cut = next((stretch for stretch in since if stretch.reason), None)
-    after = f", then {FORMS[cut.forms[0]]}" if cut is not None and cut.forms else ""
-    left = f"cut at request {cut.first} ({cut.reason}){after}" if cut is not None else ""
-    moves = [_move(before, stretch) for before, stretch in pairwise(since) if bool(before.forms) != bool(stretch.forms)]
-    if not since[0].forms:
-        moves = [f"never in the request that followed, {since[0].first}", *moves]
-    some = [f"{len(moves) - LISTED} earlier moves", *moves[-LISTED:]] if len(moves) > LISTED else moves
-    return f"{newest} {'; '.join(filter(None, (turns, left, ', '.join(some))))}."
+    changes = [list(group) for _, group in groupby(since, key=lambda stretch: _fullest(stretch.forms))]
+    told = [_change(change) for change in changes if change[0] is not since[0] or VERBATIM not in change[0].forms]
+    some = [f"{len(told) - LISTED} earlier changes", *told[-LISTED:]] if len(told) > LISTED else told
+    return " ".join((newest, *(f"{sentence}." for sentence in (f"Said in turn {since[0].turns[0]}", *some))))
 
 
-def _move(before: Stretch, stretch: Stretch) -> str:
-    if not stretch.forms:
-        return f"left at request {stretch.first}"
-    causes = {RECALLED: " because its prompt asked", VERBATIM: " because it was said again"}
-    cause = next((cause for form, cause in causes.items() if form in stretch.forms), f", {FORMS[stretch.forms[0]]}")
-    return f"back at request {stretch.first}{cause}"
+def _change(stretches: Sequence[Stretch]) -> str:
+    """How some requests in a row have a fact, and why, in one sentence."""
+    first, form = stretches[0], _fullest(stretches[0].forms)
+    recalled = ", ".join(span(one.first, one.last) for one in stretches if one.forms)
+    if not form:
+        sent = f"sent only when recalled: {recalled}" if recalled else "not sent"
+    else:
+        sent = f"sent {FORMS[form]}" if form == VERBATIM else f"only {FORMS[form]}"
+    reason = f" ({first.reason})" if first.reason else ""
+    return f"Since request {first.first}{reason} it was {sent}"
+
+
+def span(first: int, last: int) -> str:
+    """Numbers of requests or turns in a row."""
+    return str(first) if first == last else f"{first}–{last}"

@@ -367,9 +367,9 @@ class Cut:
         return f"At most {self.turns:,} of its earlier turns had room." if self.turns else "No earlier turn had room."
 
 
-def cuts_of(db: Database, fates: Iterable[Fate]) -> tuple[Cut, ...]:
-    """The requests that decided the fates of messages, in order, each once."""
-    return tuple(_cut(*request_of(db, number)) for number in sorted({fate.request for fate in fates if fate.request}))
+def cuts_of(db: Database, numbers: Iterable[int | None]) -> tuple[Cut, ...]:
+    """The requests that decided the fates of messages, in order, each once; None and 0 are none."""
+    return tuple(_cut(*request_of(db, number)) for number in sorted({number for number in numbers if number}))
 
 
 def _cut(row: RequestRow, record: Record) -> Cut:

@@ -480,7 +480,7 @@ class Inspector(Tracer):
             strip="".join(verdict[0] for verdict in verdicts),
             searched=searched,
             messages=tuple(shown),
-            cuts=cuts_of(db, (raw_message.fate for raw_message in shown)),
+            cuts=cuts_of(db, (raw_message.fate.request for raw_message in shown)),
             message=message,
             remedy=None,
             pages=pages,

@@ -52,10 +52,15 @@ def test_a_fact_is_followed_through_all_requests(chatted: Command) -> None:
     found = chatted("sessions", "find", "main", CODE, "--json").json
     forms = [one["forms"] for one in found["stretches"]]
     assert forms[0] == ["verbatim"] and "verbatim" not in forms[1] and any("recalled" in form for form in forms)
+    gone = [one for one in found["stretches"] if one["known"] and not one["forms"]]
+    assert len(gone) > 1 and all(one["reason"] and one["request"] <= one["first"] for one in gone)
     left = found["stretches"][1]
-    assert left["reason"] and left["step"]
+    assert left["reason"] and left["step"] and left["request"] == left["first"]
+    recalled = [str(one["first"]) for one in found["stretches"] if one["forms"] == ["recalled"]]
+    assert f"it was sent only when recalled: {', '.join(recalled)}" in found["answer"]
     shown = chatted("sessions", "find", "main", CODE.upper())
-    assert f"step {left['step']} of the cut order" in shown.out and "recalled before a prompt" in shown.out
+    dropped = f"dropped at request {left['request']} (step {left['step']} of the cut order): {left['reason']}"
+    assert shown.out.count(dropped) == len(gone) and "recalled before a prompt" in shown.out
     assert f"had it, {found['requests_since'] - found['had']} did not" in shown.out
     assert f"views why {found['stretches'][-1]['last']} " in shown.out
 
@@ -107,9 +112,11 @@ def test_a_request_shows_for_each_message_whether_it_was_sent_quoted_or_left_out
     find = partial(chatted, "sessions", "find", "main", CODE, "--json")
     number = next(one["first"] for one in find().json["stretches"] if one["known"] and not one["forms"])
     words = chatted("views", "why", number, CODE)
-    assert "the words are not in it" in words.out and "not in the request" in words.out and "step " in words.out
+    (gone, *_) = (one for one in find().json["stretches"] if one["first"] == number)
+    dropped = f"dropped at request {gone['request']} (step {gone['step']} of the cut order): {gone['reason']}"
+    assert f"the words are not in it: {dropped}" in words.out and "not in the request" in words.out
     every = chatted("views", "why", number, "--json").json
-    assert every["forms"] is None and len(every["messages"]) > 8
+    assert every["words"] is None and len(every["messages"]) > 8
     assert every["messages"][-1]["fate"]["form"] == "verbatim"
     turn = chatted("views", "why", number, "turn 1", "--json").json["messages"]
     assert [one["index"] for one in turn] == [0, 1]
@@ -119,6 +126,7 @@ def test_a_fact_found_in_a_recall_block_is_labelled_so(chatted: Command) -> None
     stretches = chatted("sessions", "find", "main", CODE, "--json").json["stretches"]
     number = next(one["first"] for one in stretches if one["forms"] == ["recalled"])
     shown = chatted("views", "why", number, CODE).out
+    assert f"request {number} of session main" in shown
     assert "the words are in it: recalled before a prompt" in shown and "words of it: recalled" in shown
 
 
