@@ -48,7 +48,7 @@ from context_compiler.messages.history import Reader
 from context_compiler.middleware.again import compile_again
 from context_compiler.middleware.verdict import Verdict, recorded_verdict
 from context_compiler.paths import vault_of
-from context_compiler.record.values import Record, fixed_tokens
+from context_compiler.record.values import REPLAY, Record, fixed_tokens
 from context_compiler.settings import Amount
 from context_compiler.tokens import TokenCounter
 
@@ -108,12 +108,12 @@ def replay(
     ] = None,
     vault: Vault = None,
     system: System = SYSTEM,
-    record: Annotated[bool, typer.Option("--record", help="Record the new view.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="Record the new view, in a session of its own.")] = False,
     db: Db = DB,
     owner: Owner = None,
     json: Json = False,
 ) -> None:
-    """Compile a recorded history again with other options, and compare; --record stores the new view."""
+    """Compile a recorded history again with other options, and compare."""
     settings = agent_arguments(recall, trigger)
     if template is None and budget is None and fidelity is None and model == "none" and not settings:
         raise SettingsError("nothing to change: give --template, --budget, --fidelity, --model, --recall or --trigger")
@@ -136,7 +136,7 @@ def replay(
             budget=old.budget or BUDGET if budget is None else parse_amount(budget),
             fidelity=recorded_fidelity(old.compile, used) if same else parse_fidelity(fidelity),
             model=check_model(model),
-            session=old.session_id,
+            session=f"{REPLAY}{view} · {old.session_id}",
         )
 
     old, request, replayed, compared = asyncio.run(_replay(db, owner, view, replay_request, settings, record=record))
@@ -151,7 +151,7 @@ def replay(
     _print_summary(screen, summaries, request)
     if replayed.record is not None and replayed.record.id is not None:
         screen.line()
-        screen.line(f"recorded as view {replayed.record.id}")
+        screen.line(f"recorded as view {replayed.record.id}, in session {request.session}")
         print_look(screen, db)
 
 

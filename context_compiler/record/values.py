@@ -57,6 +57,9 @@ def positions_of(what: str) -> range:
     return range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
 
 
+REPLAY = "replay of "
+"""Beginning of the name of a session that contains a replayed view; the number of its request follows."""
+
 COMPILE, UNDO, PIN, UNPIN, DISMISS = "compile", "undo", "pin", "unpin", "dismiss"
 """Kinds of actions."""
 
