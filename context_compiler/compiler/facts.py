@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from context_compiler.cache import CACHED, Memo
 from context_compiler.compiler.echoes import LISTED
+from context_compiler.compiler.pins import pinned_positions
+from context_compiler.compiler.reasons import PINNED
 from context_compiler.compiler.trace import (
     HITS,
     Tracer,
@@ -78,19 +80,19 @@ class Stretch:
     known: bool
     """True if the raw history already contains the fact."""
     reason: str
-    """Reason why the requests do not have the fact, or no longer word for word; empty if they do or it is unknown."""
+    """Reason why the requests do not have the fact, or no longer word for word, or "pinned"; empty for none."""
     step: int
     """Step of the cut order that cut it; 0 for none."""
     request: int
-    """Request that dropped it, from which on it was not sent again except by recall; 0 for none."""
+    """Request that dropped it; 0 for none."""
     told: bool
     """True if the fact is not there but a summary covers a message with it, so that it may be paraphrased."""
 
     @property
     def because(self) -> str:
-        """The request and the step that dropped the fact, with the reason; empty if nothing did."""
+        """The reason, with the request and the step that dropped the fact; empty for none."""
         step = f" (step {self.step} of the cut order)" if self.step else ""
-        return f"dropped at request {self.request}{step}: {self.reason}" if self.reason else ""
+        return f"dropped at request {self.request}{step}: {self.reason}" if self.request else self.reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,8 +206,9 @@ class FactSearch:
         ]
         places = {content for content, mask in own.items() if mask & _bit(VERBATIM)}
         mentions, mentioned = self._mentions(db, info, tips, places, fact)
+        positions = [mention.index for mention in mentions]
         found = any(mask or raw for mask, raw in masks)
-        stretches = tuple(self._stretches(db, tips, masks, [mention.index for mention in mentions]))
+        stretches = tuple(self._stretches(db, tips, masks, positions))
         return FactPage(
             session=info,
             fact=fact,
@@ -218,6 +221,7 @@ class FactSearch:
             stretches=stretches,
             answer=answer_of(stretches),
             near=() if found else self._near(db, info, tips, fact),
+            pinned=pinned_positions(db, number, self._raw_chain(db, info, tips), positions),
         )
 
     def _near(self, db: Database, info: SessionRow, tips: Sequence[RequestTips], fact: str) -> tuple[Mention, ...]:
@@ -316,6 +320,8 @@ class FactSearch:
                 explained[loss] = self._reason(db, tips[loss.index].id, mentions, loss.form)
             shown = loss if loss is not None and (not mask or loss.index == places[0]) else None
             reason, step = explained.get(shown, ("", 0)) if shown is not None else ("", 0)
+            if mask & _bit(VERBATIM) and self._is_pinned(db, last.id, mentions):
+                reason = PINNED
             yield Stretch(
                 first=first.id,
                 last=last.id,
@@ -328,6 +334,13 @@ class FactSearch:
                 request=tips[shown.index].id if shown is not None else 0,
                 told=told,
             )
+
+    def _is_pinned(self, db: Database, number: int, mentions: Sequence[int]) -> bool:
+        """True if one of these messages was pinned when a request was made."""
+        row, _ = request_of(db, number)
+        chain = self.tracer.chain(db, row.raw_tip, row.session)
+        there = [position for position in mentions if position < len(chain)]
+        return bool(pinned_positions(db, row.session, chain, there, row.created_at))
 
     def _is_told(self, db: Database, number: int, mentions: Sequence[int]) -> bool:
         """True if the summary of a request covers one of these messages."""
