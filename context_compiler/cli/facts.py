@@ -291,7 +291,7 @@ def print_facts(screen: Screen, pages: Sequence[tuple[str, FactPage]], text: str
         print_fact(screen, *pages[0], db)
         return
     if not pages:
-        screen.line(f"nothing in any session contains {one_line(text, 60)!r}, or most of its words")
+        screen.line(f"nothing in any session contains {one_line(text, 60)!r}, or a word of it")
         return
     if not any(page.had or page.mentioned for _, page in pages):
         screen.line(f"nothing contains {one_line(text, 60)!r} as it stands; these come nearest")

@@ -125,7 +125,10 @@ class FactPage:
     answer: str = ""
     """When the fact left the requests and came back, in a few sentences; empty if no raw history contains it."""
     near: tuple[Mention, ...] = ()
-    """If nothing contains the fact: raw messages with most of its words, each with the sentence that has them."""
+    """If nothing contains the fact: raw messages with the most of its words, each with the sentence that has them.
+
+    Those of the user come first.
+    """
     pinned: tuple[int, ...] = ()
     """Positions of the mentions that are pinned."""
 
@@ -230,10 +233,11 @@ class FactSearch:
         nearest = _nearest(db, fact, places)
         positions = [places[node] for node in nearest.nodes[:LISTED]]
         readings = self.tracer.uncounted(db, [chain[position] for position in positions])
-        return tuple(
+        mentions = (
             _mention(position, reading, nearest.sentence(searchable(reading)))
             for position, reading in zip(positions, readings, strict=True)
         )
+        return tuple(sorted(mentions, key=lambda mention: mention.role != "user"))
 
     def _raw_chain(self, db: Database, info: SessionRow, tips: Sequence[RequestTips]) -> Sequence[Node]:
         """Newest raw history of a session."""
