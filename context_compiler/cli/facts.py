@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -24,12 +24,14 @@ from context_compiler.cli.show import excerpt, read_recorded
 from context_compiler.cli.text import first_word, number, one_line, plural
 from context_compiler.compiler.facts import FactPage, FactSearch, Mention, Stretch, span
 from context_compiler.compiler.origins import Fate
+from context_compiler.compiler.pins import pinned_positions
 from context_compiler.compiler.trace import Cut, Echo, Tracer, cuts_of, fate_of, request_of, verdict_of
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.messages.display import ABSENT, FORMS, IDENTIFIER, PARTIAL, VERBATIM, role
 from context_compiler.messages.history import History, Reading
 from context_compiler.messages.turns import REFERENCE, outline, pair
 from context_compiler.record import browse
+from context_compiler.record.browse import RequestRow
 from context_compiler.record.database import Database
 from context_compiler.record.store import SQLStore
 from context_compiler.record.values import Record
@@ -126,7 +128,12 @@ async def load_why(
         remedy = None
         if lost is not None:
             remedy = await load_remedy().find(bodies, row, record, lost, words, vault=vault, system=system)
+            remedy = replace(remedy, pinned=await tracer.read(partial(_is_pinned, tracer=tracer, row=row, at=lost)))
     return Why(record=record, messages=tuple(fates), words=stretch, cuts=cuts, remedy=remedy)
+
+
+def _is_pinned(db: Database, tracer: Tracer, row: RequestRow, at: int) -> bool:
+    return bool(pinned_positions(db, row.session, tracer.chain(db, row.raw_tip, row.session), [at]))
 
 
 def _find_messages(raw: History, message: str | None) -> Sequence[int]:
@@ -244,10 +251,9 @@ def print_why(screen: Screen, why: Why) -> None:
         screen.line(str(cut))
     if why.remedy is not None:
         screen.line(str(why.remedy))
-        screen.line(
-            ("pin it: ", "dim"),
-            (f"context-compiler sessions pin {quote(record.session_id)} m{why.remedy.message}", "cyan"),
-        )
+        if not why.remedy.pinned:
+            pin = f"context-compiler sessions pin {quote(record.session_id)} m{why.remedy.message}"
+            screen.line(("pin it: ", "dim"), (pin, "cyan"))
     elif numbers and why.words is None:
         screen.line(
             (f"views why {record.id} m{why.messages[reasons.index(next(iter(numbers)))].index}", "cyan"),
@@ -351,6 +357,7 @@ def plain_fact(session: str, page: FactPage) -> dict[str, object]:
         "messages": page.mentions,
         "near": page.near,
         "requests": page.requests,
+        "newest": page.newest,
         "requests_since": page.requests_since,
         "had": page.had,
         "stretches": page.stretches,

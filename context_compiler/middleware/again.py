@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.view import View
 from context_compiler.fidelity import Fidelity
+from context_compiler.middleware.arguments import RECALL
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.middleware.one_shot import compile_view
 from context_compiler.middleware.replay import LiveSession
 from context_compiler.record.store import Store
+from context_compiler.record.values import SETTINGS, Record
 from context_compiler.settings import Amount
 from context_compiler.template import Template
+
+
+def recorded_settings(record: Record) -> dict[str, Any]:
+    """`recall` and `trigger` of a recorded request."""
+    known = record.ledger.get(SETTINGS)
+    settings = cast("Mapping[str, Any]", known) if isinstance(known, Mapping) else {}
+    return {"recall": settings.get("recall", RECALL), "trigger": settings.get("trigger")}
 
 
 async def compile_again(

@@ -218,6 +218,10 @@ PRICE = "price"
 """Key in a record's ledger; its value contains the model, the provider and the cached tokens."""
 
 
+SETTINGS = "settings"
+"""Key in a record's ledger; its value contains `recall` and `trigger`, as they were given."""
+
+
 class InputPrice(NamedTuple):
     """Values in the ledger of a request that decide the price of its input."""
 

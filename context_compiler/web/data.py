@@ -303,9 +303,9 @@ class Inspector(Tracer):
         loaded = await self.read(partial(self._why, number=number, page=page, only=only, message=message))
         if message and loaded.messages[0].verdict != VERBATIM:
             loaded = replace(loaded, remedy=await self._remedy(number, loaded.messages[0].message.index))
-        return replace(
-            loaded, pinned=await self._steerable_pins(loaded, [shown.message.index for shown in loaded.messages])
-        )
+        pinned = await self._steerable_pins(loaded, [shown.message.index for shown in loaded.messages])
+        remedy = loaded.remedy and replace(loaded.remedy, pinned=loaded.remedy.message in pinned)
+        return replace(loaded, pinned=pinned, remedy=remedy)
 
     async def _remedy(self, number: int, position: int) -> Remedy:
         """Find what would have kept a message, in a thread, because histories are compiled again."""
