@@ -254,8 +254,17 @@ FIXED = "instructions and schemas"
 
 def fixed_tokens(record: Record) -> int:
     """Tokens of the instructions and tools of a recorded request, which a view does not change."""
+    return _section_tokens(record, FIXED)
+
+
+def recalled_tokens(record: Record) -> int:
+    """Tokens of the recall blocks of a recorded request, as its model counts them."""
+    return round(_section_tokens(record, "recall") * record.ratio)
+
+
+def _section_tokens(record: Record, section: str) -> int:
     sections = record.ledger.get("tokens")
-    given = cast("Mapping[str, object]", sections).get(FIXED) if isinstance(sections, Mapping) else None
+    given = cast("Mapping[str, object]", sections).get(section) if isinstance(sections, Mapping) else None
     return given if isinstance(given, int) else 0
 
 
