@@ -321,7 +321,7 @@ class FactSearch:
                 told = self._is_told(db, first.id, mentions)
                 searched += 1
             if loss is not None and loss not in explained and len(explained) < LISTED:
-                explained[loss] = self._reason(db, tips[loss.index].id, mentions, loss.form)
+                explained[loss] = self._reason(db, tips, loss, mentions)
             shown = loss if loss is not None and (not mask or loss.index == places[0]) else None
             reason, step = explained.get(shown, ("", 0)) if shown is not None else ("", 0)
             if mask & _bit(VERBATIM) and self._is_pinned(db, last.id, mentions):
@@ -351,12 +351,16 @@ class FactSearch:
         sent = self.tracer.trace(db, *request_of(db, number))
         return any(is_covered_by_summary(sent, position) for position in mentions if position < len(sent.raw))
 
-    def _reason(self, db: Database, number: int, mentions: Sequence[int], form: str) -> tuple[str, int]:
-        """Reason why a request dropped what the one before it had in this form, and the step of the cut order."""
-        row, record = request_of(db, number)
-        if form not in (VERBATIM, SHORTENED):
-            made = row.status in ("compiled", "floor_over_budget") and form in CHOSEN
-            return f"the compile there chose other {CHOSEN[form]}" if made else f"no longer {FORMS[form]}", 0
+    def _reason(
+        self, db: Database, tips: Sequence[RequestTips], loss: Loss, mentions: Sequence[int]
+    ) -> tuple[str, int]:
+        """Reason why a request dropped a fact, and the step of the cut order."""
+        row, record = request_of(db, tips[loss.index].id)
+        if loss.form not in (VERBATIM, SHORTENED):
+            before, _ = request_of(db, tips[loss.index - 1].id)
+            compiled = loss.form in CHOSEN and (row.summary_id or 0) > (before.summary_id or 0)
+            text = f"the compile there chose other {CHOSEN[loss.form]}" if compiled else f"no longer {FORMS[loss.form]}"
+            return text, 0
         sent = self.tracer.trace(db, row, record)
         fates = (fate_of(sent, position) for position in mentions if position < len(sent.raw))
         gone = [fate for fate in fates if fate.reason]

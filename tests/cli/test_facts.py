@@ -157,12 +157,12 @@ def test_a_fact_is_lost_where_a_later_compile_replaced_its_quotes(planned: Comma
     lost = next(one for one in known if one["first"] > quoted["last"])
     assert quoted["request"] == quoted["first"] and quoted["step"]
     gone = [one for one in known if not one["forms"]]
-    assert len(gone) > 2 and gone[0]["first"] > lost["first"]
+    assert len(gone) > 2 and gone[0]["first"] >= lost["first"]
     assert all((one["request"], one["step"]) == (lost["first"], 0) for one in gone)
     dropped = f"dropped at request {lost['first']}: the compile there chose other quotes"
-    assert planned("sessions", "find", "trip", FACT).out.count(dropped) > len(gone)
+    assert planned("sessions", "find", "trip", FACT).out.count(dropped) >= len(gone)
     with TestClient(create_app(Path("system/context.db")), base_url="http://localhost") as client:
-        assert client.get("/sessions/1/fact", params={"q": FACT}).text.count(dropped) > len(gone)
+        assert client.get("/sessions/1/fact", params={"q": FACT}).text.count(dropped) >= len(gone)
     for one in gone:
         shown = planned("views", "why", one["first"], FACT).out
         assert f"the words are not in it: {dropped}" in shown

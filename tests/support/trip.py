@@ -37,8 +37,8 @@ Which cake is safe for all of us?""".splitlines()
 """What the user says, turn by turn; the last prompt asks for the fact without a word of it."""
 
 FACT = "walnuts"
-SAID = 8
-"""Raw position of the message with the fact."""
+FOCI = {9: FACT, 13: "surf lesson"}
+"""Subjects of the compiles by hand, by the turn before them."""
 
 ANSWERS = (
     "Noted: {}. I will keep it in mind for the plan, and I will mention it again when it matters for one of the days or"
@@ -52,14 +52,15 @@ ANSWERS = (
 )
 
 
-async def plan(db: Path, session: str = "trip", **settings: Any) -> list[ModelMessage]:
-    """Record the session under a budget that holds a third of it; returns its history."""
-    compiler = ContextCompiler(**{"budget": 550, "model": "none", "store": db, "system": None, **settings})
+async def plan(db: Path, session: str = "trip", **settings: Any) -> None:
+    """Record the session under a budget that holds a third of it, compiled twice by hand, with a focus each."""
+    compiler = ContextCompiler(budget=700, model="none", store=db, system=None, **settings)
     endings = (" ".join(prompt.rstrip(".?").split()[-4:]) for prompt in PROMPTS)
     answers = [ANSWERS[turn % len(ANSWERS)].format(ending) for turn, ending in enumerate(endings)]
     agent = Agent(Talker(answers).model, capabilities=[compiler])
     history: list[ModelMessage] = []
-    for prompt in PROMPTS:
+    for turn, prompt in enumerate(PROMPTS, 1):
         history = (await agent.run(prompt, message_history=history, conversation_id=session)).all_messages()
+        if turn in FOCI:
+            await compiler.compile_now(session, FOCI[turn])
     await compiler.aclose()
-    return history
