@@ -460,7 +460,7 @@ def answer_of(stretches: Sequence[Stretch]) -> str:
 
 
 def _change(stretches: Sequence[Stretch]) -> str:
-    """How some requests in a row have a fact, and why, in one sentence."""
+    """State of a fact in consecutive requests, and its reason, in one sentence."""
     first, form = stretches[0], _fullest(stretches[0].forms)
     recalled = ", ".join(span(one.first, one.last) for one in stretches if one.forms)
     if not form:

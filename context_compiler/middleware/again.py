@@ -22,9 +22,9 @@ from context_compiler.template import Template
 
 def recorded_settings(record: Record) -> dict[str, Any]:
     """`recall` and `trigger` of a recorded request."""
-    known = record.ledger.get(SETTINGS)
-    settings = cast("Mapping[str, Any]", known) if isinstance(known, Mapping) else {}
-    return {"recall": settings.get("recall", RECALL), "trigger": settings.get("trigger")}
+    settings = record.ledger.get(SETTINGS)
+    known = cast("dict[str, Any]", settings) if isinstance(settings, dict) else {}
+    return {"recall": known.get("recall", RECALL), "trigger": known.get("trigger")}
 
 
 async def compile_again(
