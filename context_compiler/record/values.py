@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from importlib import import_module
@@ -79,6 +79,17 @@ class Action:
     """Row number of the compile that this action made or undid."""
     number: int = 0
     """Ordinal within the conversation, starting at 1; 0 until the action is stored."""
+
+
+def standing_pins(actions: Iterable[Action]) -> dict[str, str]:
+    """States of the messages that are pinned after some actions, by chain id, in the order of their pins."""
+    pins: dict[str, str] = {}
+    for action in actions:
+        if action.kind in (PIN, UNPIN):
+            pins.pop(action.tip, None)
+        if action.kind == PIN:
+            pins[action.tip] = action.state
+    return pins
 
 
 def parse_json(text: object) -> Any:
