@@ -212,6 +212,7 @@ class FactSearch:
         positions = [mention.index for mention in mentions]
         found = any(mask or raw for mask, raw in masks)
         stretches = tuple(self._stretches(db, tips, masks, positions))
+        pinned = pinned_positions(db, number, self._raw_chain(db, info, tips), positions)
         return FactPage(
             session=info,
             fact=fact,
@@ -222,9 +223,9 @@ class FactSearch:
             had=sum(bool(mask) for mask, _ in masks),
             requests_since=sum(bool(raw) for _, raw in masks),
             stretches=stretches,
-            answer=answer_of(stretches),
+            answer=answer_of(stretches, pinned),
             near=() if found else self._near(db, info, tips, fact),
-            pinned=pinned_positions(db, number, self._raw_chain(db, info, tips), positions),
+            pinned=pinned,
         )
 
     def _near(self, db: Database, info: SessionRow, tips: Sequence[RequestTips], fact: str) -> tuple[Mention, ...]:
@@ -444,7 +445,7 @@ def _mention(position: int, reading: Reading, fact: str) -> Mention:
     )
 
 
-def answer_of(stretches: Sequence[Stretch]) -> str:
+def answer_of(stretches: Sequence[Stretch], pinned: Sequence[int]) -> str:
     """When a fact left the requests and came back, in a few sentences; empty if no raw history contains it."""
     since = [stretch for stretch in stretches if stretch.known]
     if not since:
@@ -456,6 +457,8 @@ def answer_of(stretches: Sequence[Stretch]) -> str:
     changes = [list(group) for _, group in groupby(since, key=lambda stretch: _fullest(stretch.forms))]
     told = [_change(change) for change in changes if change[0] is not since[0] or VERBATIM not in change[0].forms]
     some = [f"{len(told) - LISTED} earlier changes", *told[-LISTED:]] if len(told) > LISTED else told
+    if pinned and VERBATIM not in now.forms:
+        some = [*some, f"Message {pinned[-1]} is pinned now, so that every request from the next run on has it"]
     return " ".join((newest, *(f"{sentence}." for sentence in (f"Said in turn {since[0].turns[0]}", *some))))
 
 

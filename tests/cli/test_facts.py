@@ -191,10 +191,13 @@ def test_a_pinned_message_is_not_offered_to_be_pinned_and_its_requests_name_the_
     chatted("sessions", "pin", "main", "m0")
     shown = chatted("views", "why", number, CODE).out
     assert "pin it: " not in shown and "Pin it" not in shown and "every request from the next run on has it" in shown
-    assert not any(one["reason"] == "pinned" for one in find("--json").json["stretches"])
+    before = find("--json").json
+    assert not any(one["reason"] == "pinned" for one in before["stretches"])
+    assert before["answer"].endswith("Message 0 is pinned now, so that every request from the next run on has it.")
     chatted("chat", "--model", "scripted:0", "--endless", "--budget", "500", input="And now?\n")
-    newest = find("--json").json["stretches"][-1]
-    assert "verbatim" in newest["forms"] and newest["reason"] == "pinned"
+    after = find("--json").json
+    newest = after["stretches"][-1]
+    assert "verbatim" in newest["forms"] and newest["reason"] == "pinned" and "pinned now" not in after["answer"]
     assert find().out.count("pinned") > 1
 
 
