@@ -250,7 +250,7 @@ def test_a_pipe_gets_every_message_and_a_terminal_gets_the_option_that_shows_all
 
 def test_a_turn_that_goes_while_the_budget_has_room_is_over_the_threshold(chatted: Command) -> None:
     shown = [chatted("views", "show", one["id"]) for one in chatted("views", "list", "--json").json["views"]]
-    assert any("recent, but the request was over the threshold" in one.out for one in shown)
+    assert any("a recent turn, but the request was over the threshold" in one.out for one in shown)
     assert not any("over budget" in one.out for one in shown)
 
 
