@@ -252,7 +252,12 @@ def test_a_replay_reports_a_template_that_has_changed_or_is_gone(recorded: Comma
 
 
 def test_a_replay_is_recorded_only_on_request_and_beside_its_session(recorded: Command) -> None:
-    asked = (("stats", "--session", "demo"), ("sessions", "show", "demo"), ("sessions", "find", "my explicit yes"))
+    asked = (
+        ("stats",),
+        ("stats", "--session", "demo"),
+        ("sessions", "show", "demo"),
+        ("sessions", "find", "my explicit yes"),
+    )
     before = [recorded(*command, "--json").out for command in asked]
     said = recorded("views", "replay", 2, "--template", "extractive", "--budget", 900, "--record")
     assert said.out.endswith("recorded as view 4, in session replay of 2 · demo\n")
