@@ -196,17 +196,7 @@ class FactSearch:
             )
         chains = self._read(db, number, tips)
         own = self._forms(db, chains, fact)
-        reached: dict[str, int] = {}
-        for name, parent, content, *_ in chains.nodes.values():
-            reached[name] = reached.get(parent or "", 0) | own.get(content, 0)
-        beside = self._beside(db, chains, tips, fact)
-        masks = [
-            (
-                reached.get(tip.view_tip or "", 0) | beside.get(_instructions(chains, tip), 0),
-                reached.get(tip.raw_tip or "", 0),
-            )
-            for tip in tips
-        ]
+        masks = self._masks(db, chains, tips, own, fact)
         places = {content for content, mask in own.items() if mask & _bit(VERBATIM)}
         mentions, mentioned = self._mentions(db, info, tips, places, fact)
         positions = [mention.index for mention in mentions]
@@ -227,6 +217,22 @@ class FactSearch:
             near=() if found else self._near(db, info, tips, fact),
             pinned=pinned,
         )
+
+    def _masks(
+        self, db: Database, chains: Chains, tips: Sequence[RequestTips], own: Mapping[str, int], fact: str
+    ) -> list[tuple[int, int]]:
+        """For each request, the bit masks of its forms of the fact: as sent, and in its raw history."""
+        reached: dict[str, int] = {}
+        for name, parent, content, *_ in chains.nodes.values():
+            reached[name] = reached.get(parent or "", 0) | own.get(content, 0)
+        beside = self._beside(db, chains, tips, fact)
+        return [
+            (
+                reached.get(tip.view_tip or "", 0) | beside.get(_instructions(chains, tip), 0),
+                reached.get(tip.raw_tip or "", 0),
+            )
+            for tip in tips
+        ]
 
     def _near(self, db: Database, info: SessionRow, tips: Sequence[RequestTips], fact: str) -> tuple[Mention, ...]:
         chain = self._raw_chain(db, info, tips)
