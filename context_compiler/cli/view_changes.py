@@ -48,7 +48,7 @@ from context_compiler.messages.history import Reader
 from context_compiler.middleware.again import compile_again
 from context_compiler.middleware.verdict import Verdict, recorded_verdict
 from context_compiler.paths import vault_of
-from context_compiler.record.values import REPLAY, Record, fixed_tokens
+from context_compiler.record.values import Record, fixed_tokens, replay_session
 from context_compiler.settings import Amount
 from context_compiler.tokens import TokenCounter
 
@@ -136,7 +136,7 @@ def replay(
             budget=old.budget or BUDGET if budget is None else parse_amount(budget),
             fidelity=recorded_fidelity(old.compile, used) if same else parse_fidelity(fidelity),
             model=check_model(model),
-            session=f"{REPLAY}{view} · {old.session_id}",
+            session=replay_session(view, old.session_id),
         )
 
     old, request, replayed, compared = asyncio.run(_replay(db, owner, view, replay_request, settings, record=record))

@@ -12,13 +12,13 @@ from context_compiler.record.browse import requests_using_compile
 from context_compiler.record.database import Database
 from context_compiler.record.queries import OWNED
 from context_compiler.record.rows import escape_surrogates, stamp
-from context_compiler.record.values import REPLAY, mapping_of
+from context_compiler.record.values import REPLAYS, mapping_of
 
 IMPORTED = "imported"
 """First word of the status of an imported conversation, of which nothing was sent."""
 
 _IMPORTED = f"v.status LIKE '{IMPORTED}%'"
-_SENDS = f"s.session_id NOT LIKE '{REPLAY}%'"
+_SENDS = f"s.session_id NOT LIKE '{REPLAYS}'"
 """Condition for the sessions that count in totals: of a replay, nothing was sent."""
 
 

@@ -57,8 +57,19 @@ def positions_of(what: str) -> range:
     return range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
 
 
-REPLAY = "replay of "
-"""Beginning of the name of a session that contains a replayed view; the number of its request follows."""
+def replay_session(number: object, session: str) -> str:
+    """Name of the session that contains the recorded replay of a request of a session."""
+    return f"replay of {number} · {session}"
+
+
+REPLAYS = replay_session("%", "%")
+"""Pattern of the names of those sessions, for SQL's LIKE."""
+
+
+def is_replay(session: str) -> bool:
+    """True for the name of a session that contains a recorded replay."""
+    return re.match(r"replay of \d+ · ", session) is not None
+
 
 COMPILE, UNDO, PIN, UNPIN, DISMISS = "compile", "undo", "pin", "unpin", "dismiss"
 """Kinds of actions."""

@@ -26,7 +26,7 @@ from context_compiler.record.totals import (
     request_sums,
     sums_over_time,
 )
-from context_compiler.record.values import REPLAY
+from context_compiler.record.values import is_replay
 from context_compiler.web.data import PAGE, Inspector, Pages
 
 AGENT, CHAT, STAGE, IMPORT, REPLAYED = "agent", "chat", "pipeline", "import", "replay"
@@ -168,7 +168,7 @@ class Home:
         folders = transcript_folders(self.inspector.store.place, self._vault, self._system, session.owner)
         if name and any((folder / name).is_file() for folder in folders):
             return CHAT
-        if session.session_id.startswith(REPLAY):
+        if is_replay(session.session_id):
             return REPLAYED
         return AGENT if session.tokens_sent or session.managed else IMPORT
 
