@@ -69,7 +69,7 @@ def print_facts(screen: Screen, record: Record) -> None:
         ("cost of input", None if record.status.startswith(IMPORTED) else _cost(record)),
         ("budget", None if record.budget is None else number(record.budget)),
         ("owner", record.owner),
-        ("run", None if record.run_id is None else f"{record.run_id}, request {record.request_index}"),
+        ("run", None if record.run_id is None else f"{record.run_id}, request {record.request_index + 1} of it"),
         ("request hash", record.request_hash),
     ]
     if compiled is not None:

@@ -371,10 +371,11 @@ class Cut:
 
 def cuts_of(db: Database, numbers: Iterable[int | None]) -> tuple[Cut, ...]:
     """The requests that decided the fates of messages, in order, each once; None and 0 are none."""
-    return tuple(_cut(*request_of(db, number)) for number in sorted({number for number in numbers if number}))
+    return tuple(cut_of(*request_of(db, number)) for number in sorted({number for number in numbers if number}))
 
 
-def _cut(row: RequestRow, record: Record) -> Cut:
+def cut_of(row: RequestRow, record: Record) -> Cut:
+    """The cut of a request that began a new cycle."""
     numbers = cast("Mapping[str, Any]", record.ledger.get("cut") or {})
     return Cut(
         request=row.id,

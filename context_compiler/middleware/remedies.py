@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import isqrt
-from typing import Any
 
 from pydantic_ai.messages import ModelMessage
 
@@ -18,7 +17,7 @@ from context_compiler.recall import Question
 from context_compiler.recall.question import pending_question
 from context_compiler.recall.terms import passage_terms
 from context_compiler.record.browse import RequestRow
-from context_compiler.record.values import Record, fixed_tokens
+from context_compiler.record.values import Record, template_name
 from context_compiler.resilience import try_await
 from context_compiler.settings import Amount
 from context_compiler.template import TemplateLibrary
@@ -129,18 +128,18 @@ async def find_remedy(
         words: Words of it that are to be kept; empty for the whole message.
     """
     try:
-        template = library.find(row.template or "extractive")
+        template = library.find(template_name(record))
     except TemplateError:
         template = library.find("extractive")
     named = Fidelity.parse(row.fidelity, where="the record") if row.fidelity and template.name == row.template else None
     fidelity = None if named == template.fidelity else named
-    reader, fixed = reader_of(as_counter(None)), fixed_tokens(record)
+    reader = reader_of(as_counter(None))
     wanted = _flat(words or searchable(reader.one(raw[position])))
-    live = {"trigger": None} if record.run_id is not None else None
 
-    async def view_has(budget: int, **arguments: Any) -> bool:
-        again = compile_again(raw, template, budget, fixed=fixed, fidelity=fidelity, arguments=arguments or live)
-        view = (await try_await(again)).value
+    async def view_has(budget: int, recall: float | None = None) -> bool:
+        view = (
+            await try_await(compile_again(raw, record, template, budget=budget, fidelity=fidelity, recall=recall))
+        ).value
         texts = [searchable(reader.one(message)) for message in view.messages] if view is not None else []
         return bool(wanted) and wanted in _flat("\n".join(texts))
 
@@ -160,11 +159,18 @@ async def find_remedy(
         tokens=message.tokens,
         budget=budget,
         recall=recall,
-        live=live is not None,
+        live=record.run_id is not None,
         whole=row.tokens_raw,
         had_recall=had_recall,
         asked=asked,
     )
+
+
+def places(messages: Sequence[ModelMessage], words: str) -> tuple[int, ...]:
+    """Positions of the messages that contain words, in any case; none for no words."""
+    reader, wanted = reader_of(as_counter(None)), _flat(words)
+    texts = (_flat(searchable(reader.one(message))) for message in messages)
+    return tuple(position for position, text in enumerate(texts) if wanted and wanted in text)
 
 
 def _flat(text: str) -> str:

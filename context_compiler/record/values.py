@@ -274,6 +274,13 @@ FIXED = "instructions and schemas"
 """Section of a ledger for what is in every request of an agent, whatever its view."""
 
 
+def template_name(record: Record) -> str:
+    """Name of the template of a request; the default one if nothing was compiled for it."""
+    if record.compile is not None:
+        return record.compile.template_name
+    return "extractive" if record.run_id is None else "chat_compiler"
+
+
 def fixed_tokens(record: Record) -> int:
     """Tokens of the instructions and tools of a recorded request, which a view does not change."""
     return _section_tokens(record, FIXED)

@@ -336,7 +336,7 @@ class Inspector(Tracer):
         counter = self._reader.counter
         return RequestPage(
             **header_of(db, row),
-            nulls=record.status.partition(";")[2].strip(),
+            nulls="; ".join(note for note in map(str.strip, record.status.split(";")[1:]) if note != "error: none"),
             rules=tuple(
                 (str(rule.get("rule")), str(rule.get("state")))
                 for rule in cast("list[Mapping[str, object]]", record.ledger.get("rules") or [])

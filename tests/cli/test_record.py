@@ -221,7 +221,6 @@ def test_a_replay_tries_out_recall_and_trigger_as_an_agent_has_them(recorded: Co
         (("--recall", "1.5"), "--recall '1.5': give a share from 0"),
         (("--recall", "most"), "--recall 'most': give a share from 0"),
         (("--trigger", "0"), "--trigger '0': give whole tokens"),
-        (("--recall", "0.1", "--record"), "--record"),
     ],
 )
 def test_a_wrong_recall_or_trigger_is_one_line(recorded: Command, options: tuple[str, ...], why: str) -> None:
