@@ -52,6 +52,7 @@ from context_compiler.middleware.replay import (
     newest,
     replay,
     request_points,
+    with_answer,
 )
 from context_compiler.middleware.verdict import (
     RECALLS,
@@ -173,9 +174,10 @@ def bench(
         raise SettingsError(f"--price {price!r}: no price is known for this model; give one such as openai:gpt-5")
     conversation = select_conversation(read_conversations(transcript, format_), select, file=transcript)
     print_notes(conversation)
-    points = request_points(conversation.messages)
-    if not points:
+    if not request_points(conversation.messages):
         raise TranscriptError("contains no answer, so no request can be replayed", file=transcript)
+    messages = with_answer(conversation.messages)
+    points = request_points(messages)
     amount = parse_amount(budget)
     tokens = amount if isinstance(amount, int) else int(amount * DEFAULT_BUDGET)
     reader = Reader(TokenCounter())
@@ -194,10 +196,8 @@ def bench(
             f"{conversation.name}: replaying {plural(len(points), 'request')} in {APPROACHES} ways;"
             " this may take a minute"
         )
-        ways = asyncio.run(_replay_all(conversation.messages, tokens, reader, compiler, lambda: step(progress), report))
-        tried = asyncio.run(
-            replay_grid(conversation.messages, grid, compiler, reader, seen=lambda position, view: step(progress))
-        )
+        ways = asyncio.run(_replay_all(messages, tokens, reader, compiler, lambda: step(progress), report))
+        tried = asyncio.run(replay_grid(messages, grid, compiler, reader, seen=lambda position, view: step(progress)))
     if plot is not None:
         draw(panels(ways, tokens), plot)
     model = price or _answering_model(conversation.messages)

@@ -147,7 +147,9 @@ async def _record_session(conversation: Transcript, db: Place) -> int:
     async with open_record(db, "", writing=True) as store:
         if not await store.views(conversation.name):
             compiler = ContextCompiler(model="none", store=store, system=None, budget=LIVED)
-            session = LiveSession([compiler], name=conversation.name)
+            answers = (message for message in conversation.messages if isinstance(message, ModelResponse))
+            model = next((answer.model_name for answer in answers), None)
+            session = LiveSession([compiler], name=conversation.name, model=model)
             await replay([*conversation.messages, ModelResponse(parts=[])], session, reader_of(as_counter(None)))
         return max(view.id or 0 for view in await store.views(conversation.name))
 

@@ -19,7 +19,7 @@ from context_compiler.cli.text import json_text, plural, safe
 from context_compiler.errors import TemplateError
 from context_compiler.fidelity import Fidelity
 from context_compiler.paths import read_text
-from context_compiler.record.values import Compile
+from context_compiler.record.values import Compile, Record, template_name
 from context_compiler.template import Template, TemplateLibrary, template_errors
 
 app = group("List, show and check templates.", shown="templates list")
@@ -245,14 +245,16 @@ def choose_template(name: str | None, *, model: str, vault: Path | None, system:
         raise
 
 
-def recorded_template(compiled: Compile | None, *, model: str, vault: Path | None, system: Path) -> Template:
-    """Find the current text of the template of a recorded compile; use the default template if `compiled` is None.
+def recorded_template(record: Record, *, model: str, vault: Path | None, system: Path) -> Template:
+    """Find the current text of the template of a recorded request, or the default one if nothing was compiled for it.
 
     Raises:
         TemplateError: the template no longer exists, or was never a file.
     """
+    compiled = record.compile
     if compiled is None:
-        return choose_template(None, model=model, vault=vault, system=system)
+        name = template_name(record) if model == "none" else None
+        return choose_template(name, model=model, vault=vault, system=system)
     name, path = compiled.template_name, compiled.template_path
     try:
         template = TemplateLibrary(vault=vault, system=system).find(name)

@@ -41,15 +41,16 @@ from context_compiler.cli.screen import Screen
 from context_compiler.cli.show import read_history
 from context_compiler.cli.templates import choose_template, parse_fidelity, recorded_fidelity, recorded_template
 from context_compiler.cli.text import first_word, json_text, number, plural, share
+from context_compiler.compiler.policy import DEFAULT_BUDGET
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.messages.bodies import load_messages, message_body
 from context_compiler.messages.history import Reader
-from context_compiler.middleware.again import compile_again
-from context_compiler.middleware.verdict import Verdict, recorded_verdict
+from context_compiler.middleware.again import BUDGET, compile_again, differs, sent_view, whole_tokens
+from context_compiler.middleware.verdict import PRICE_ONLY, Verdict, recorded_verdict
 from context_compiler.paths import vault_of
-from context_compiler.record.values import Record, fixed_tokens
-from context_compiler.settings import Amount
+from context_compiler.record.values import Record, replay_session
+from context_compiler.settings import Amount, amount_tokens
 from context_compiler.tokens import TokenCounter
 
 app = group("Replay recorded requests.")
@@ -69,6 +70,7 @@ def verdict(
         screen.raw(json_text({"session": session, "verdict": verdict, "said": str(verdict)}))
     else:
         screen.line((str(verdict), "bold"))
+        screen.line((PRICE_ONLY, "dim"))
 
 
 async def _load_verdict(db: Place, owner: str | None, session: str) -> Verdict:
@@ -87,9 +89,6 @@ async def _load_verdict(db: Place, owner: str | None, session: str) -> Verdict:
 NEWEST = 50
 """Requests among which one with its raw history is searched."""
 
-BUDGET = 2_000
-"""Default budget in tokens, if neither the record nor the caller gives one."""
-
 
 @app.command("replay", epilog=example("views replay 3 --template goal_oriented"))
 def replay(
@@ -102,29 +101,25 @@ def replay(
     ] = None,
     fidelity: FidelityName = None,
     model: ModelName = "none",
-    recall: Annotated[str | None, typer.Option("--recall", help=f"{RECALL}; cut back as a running agent does.")] = None,
-    trigger: Annotated[
-        str | None, typer.Option("--trigger", help=f"{TRIGGER}; cut back as a running agent does.")
-    ] = None,
+    recall: Annotated[str | None, typer.Option("--recall", help=f"{RECALL}.")] = None,
+    trigger: Annotated[str | None, typer.Option("--trigger", help=f"{TRIGGER}.")] = None,
     vault: Vault = None,
     system: System = SYSTEM,
-    record: Annotated[bool, typer.Option("--record", help="Record the new view.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="Record the new view, in a session of its own.")] = False,
     db: Db = DB,
     owner: Owner = None,
     json: Json = False,
 ) -> None:
-    """Compile a recorded history again with other options, and compare; --record stores the new view."""
+    """Compile a recorded history again with other options, as the agent did, and compare."""
     settings = agent_arguments(recall, trigger)
     if template is None and budget is None and fidelity is None and model == "none" and not settings:
         raise SettingsError("nothing to change: give --template, --budget, --fidelity, --model, --recall or --trigger")
-    if settings and record:
-        raise SettingsError("--record: with --recall or --trigger, the view is that of an agent, and is not recorded")
 
     def replay_request(old: Record) -> ViewRequest:
         """Combine the recorded request with the options that were given."""
         own_vault = vault_of(vault, old.owner)
         if template is None:
-            used = recorded_template(old.compile, model=model, vault=own_vault, system=system)
+            used = recorded_template(old, model=model, vault=own_vault, system=system)
             if model != "none" and used.compiler != "agent":
                 problem = f"template {used.name} of that view asks no model"
                 raise SettingsError(f"--model {model!r}: {problem}; name one that does with --template")
@@ -136,22 +131,27 @@ def replay(
             budget=old.budget or BUDGET if budget is None else parse_amount(budget),
             fidelity=recorded_fidelity(old.compile, used) if same else parse_fidelity(fidelity),
             model=check_model(model),
-            session=old.session_id,
+            session=replay_session(view, old.session_id),
         )
 
-    old, request, replayed, compared = asyncio.run(_replay(db, owner, view, replay_request, settings, record=record))
+    def is_changed(old: Record, request: ViewRequest) -> bool:
+        named = request.template.name if template else None
+        return model != "none" or differs(old, template=named, fidelity=fidelity, budget=request.budget, **settings)
+
+    replayed_request = _replay(db, owner, view, replay_request, is_changed, settings, record=record)
+    old, request, replayed, compared = asyncio.run(replayed_request)
     before = (old.compile.summary if old.compile else None) or ""
     names = (f"view {view}", f"template {request.template.name}")
     summaries = unified(before.splitlines(), replayed.summary.splitlines(), names=names)
-    screen = Screen()
+    screen, within = Screen(), amount_tokens(cast("Amount", request.budget), of=DEFAULT_BUDGET) or 0
     if json:
-        screen.raw(json_text(_document(old, replayed, compared, summaries)))
+        screen.raw(json_text(_document(old, within, replayed, compared, summaries)))
         return
-    _print(screen, old, replayed, compared)
+    _print(screen, old, within, replayed, compared)
     _print_summary(screen, summaries, request)
     if replayed.record is not None and replayed.record.id is not None:
         screen.line()
-        screen.line(f"recorded as view {replayed.record.id}")
+        screen.line(f"recorded as view {replayed.record.id}, in session {request.session}")
         print_look(screen, db)
 
 
@@ -160,6 +160,7 @@ async def _replay(
     owner: str | None,
     number: int,
     replay_request: Callable[[Record], ViewRequest],
+    is_changed: Callable[[Record, ViewRequest], bool],
     settings: Mapping[str, Any],
     *,
     record: bool,
@@ -172,28 +173,31 @@ async def _replay(
         request = replay_request(old)
         writing = open_record(db, old.owner, writing=True)
         store = await stack.enter_async_context(writing) if record else None
-        replayed = await compile_again(
-            raw,
-            request.template,
-            cast("Amount", request.budget),
-            fixed=fixed_tokens(old),
-            fidelity=request.fidelity,
-            model=request.model,
-            session=request.session,
-            store=store,
-            arguments=settings,
-        )
+        if record or is_changed(old, request):
+            replayed = await compile_again(
+                raw,
+                old,
+                request.template,
+                budget=cast("Amount", request.budget),
+                fidelity=request.fidelity,
+                model=request.model,
+                session=request.session,
+                store=store,
+                **settings,
+            )
+        else:
+            replayed = sent_view(sent, old)
     names = (f"view {number}", f"template {request.template.name}")
     return old, request, replayed, compare(read_history(sent), read_history(replayed.messages), names=names)
 
 
-def _document(old: Record, replayed: View, compared: Comparison, summaries: tuple[str, ...]) -> dict[str, object]:
-    fixed = fixed_tokens(old)
-    tokens, budget = replayed.tokens + fixed, replayed.budget + fixed
+def _document(
+    old: Record, budget: int, replayed: View, compared: Comparison, summaries: tuple[str, ...]
+) -> dict[str, object]:
     return {
         "view": old.id,
-        "before": {"tokens": compared.tokens[0] + fixed, "budget": old.budget, "status": old.status},
-        "after": {"tokens": tokens, "budget": budget, "status": replayed.status},
+        "before": {"tokens": old.tokens_sent, "budget": old.budget, "status": old.status},
+        "after": {"tokens": whole_tokens(replayed, old), "budget": budget, "status": replayed.status},
         "comparison": comparison_document(compared),
         "summary_diff": summaries,
         "messages": [json_.loads(message_body(message)) for message in replayed.messages],
@@ -202,9 +206,8 @@ def _document(old: Record, replayed: View, compared: Comparison, summaries: tupl
     }
 
 
-def _print(screen: Screen, old: Record, replayed: View, compared: Comparison) -> None:
-    fixed = fixed_tokens(old)
-    before, after = (tokens + fixed for tokens in compared.tokens)
+def _print(screen: Screen, old: Record, budget: int, replayed: View, compared: Comparison) -> None:
+    before, after = old.tokens_sent, whole_tokens(replayed, old)
     old_template = old.compile.template_name if old.compile else "none"
     new_template = replayed.record.compile.template_name if replayed.record and replayed.record.compile else "none"
     kept = f"{plural(compared.common_messages, 'message')}, {number(compared.common_tokens)} tokens"
@@ -213,7 +216,7 @@ def _print(screen: Screen, old: Record, replayed: View, compared: Comparison) ->
             ("template", f"{old_template} → {new_template}"),
             ("status", f"{first_word(old.status)} → {replayed.status}"),
             ("tokens", f"{number(before)} → {number(after)} ({after - before:+,}), raw {number(old.tokens_raw)}"),
-            ("budget", f"{'none' if old.budget is None else number(old.budget)} → {number(replayed.budget + fixed)}"),
+            ("budget", f"{'none' if old.budget is None else number(old.budget)} → {number(budget)}"),
             ("shared", f"{kept} from the beginning ({share(compared.common_tokens, after) or '0%'})"),
         ]
     )

@@ -60,7 +60,7 @@ from context_compiler.middleware.state import CompilerState, Result, Run, read_h
 from context_compiler.middleware.store_access import limited
 from context_compiler.recall.question import pending_question
 from context_compiler.record.store import Tenants
-from context_compiler.record.values import PRICE, Record, check_owner, now, with_null_reasons
+from context_compiler.record.values import PRICE, SETTINGS, Record, check_owner, now, with_null_reasons
 from context_compiler.resilience import TimeLimit, attempt, try_await
 from context_compiler.settings import Settings
 from context_compiler.tokens import PROVIDER, Ratios
@@ -516,6 +516,7 @@ def record_of(
     sent = request.overhead + result.raw.tokens if arguments.dry_run else result.cost
     if price is not None and arguments.dry_run:
         price = {**price, "cached": price["cached_raw"]}
+    ledger = {**view.ledger, SETTINGS: {"recall": arguments.recall, "trigger": arguments.trigger}}
     record = Record(
         session_id=request.session_id,
         vault_name=arguments.place,
@@ -531,7 +532,7 @@ def record_of(
         tokens_sent=round(sent * ratio),
         tokens_exact=sent,
         ratio=ratio,
-        ledger=view.ledger if price is None else {**view.ledger, PRICE: dict(price)},
+        ledger=ledger if price is None else {**ledger, PRICE: dict(price)},
         request_hash=request.hash,
         latency_ms=latency,
         created_at=now(),

@@ -41,13 +41,13 @@ class Session(Protocol):
 class LiveSession:
     """An agent with some capabilities, and the history that its host would store."""
 
-    def __init__(self, capabilities: Sequence[Any], *, name: str | None = None) -> None:
-        """Attach `capabilities` to an agent whose model answers at once; `name` is the conversation on the record."""
+    def __init__(self, capabilities: Sequence[Any], *, name: str | None = None, model: str | None = None) -> None:
+        """Attach `capabilities` to an agent whose model answers at once; the names are those on the record."""
         self.stored: list[ModelMessage] = []
         self._name = name
         self._sent: list[ModelMessage] = []
         self._agent: Agent[None, str] = Agent(
-            FunctionModel(self._answer, model_name=name and "recording"), capabilities=list(capabilities)
+            FunctionModel(self._answer, model_name=model), capabilities=list(capabilities)
         )
 
     def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -83,6 +83,11 @@ def request_points(messages: Sequence[ModelMessage]) -> list[int]:
         for index, message in enumerate(messages)
         if index and isinstance(message, ModelResponse) and isinstance(messages[index - 1], ModelRequest)
     ]
+
+
+def with_answer(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
+    """Messages whose last request has an answer, if need be an empty one, so that a replay sends it too."""
+    return [*messages, ModelResponse(parts=[])] if isinstance(messages[-1], ModelRequest) else messages
 
 
 async def replay(

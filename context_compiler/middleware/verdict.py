@@ -20,8 +20,9 @@ from pydantic_ai.models import ModelRequestContext
 from context_compiler.compiler.metrics import CACHED, FRESH, Sent, broken_pairs
 from context_compiler.compiler.policy import DEFAULT_BUDGET
 from context_compiler.messages.history import Reader
+from context_compiler.middleware.again import recorded_settings
 from context_compiler.middleware.capability import ContextCompiler
-from context_compiler.middleware.replay import LiveSession, PlainSession, Seen, replay, request_points
+from context_compiler.middleware.replay import LiveSession, PlainSession, Seen, replay, request_points, with_answer
 from context_compiler.record.values import Record, fixed_tokens, input_price
 from context_compiler.settings import Amount
 from context_compiler.tokens.prices import dollars, price_of
@@ -47,6 +48,10 @@ def charge_of(model: str) -> Callable[[int, int], float]:
     return lambda tokens, cached: float(price.cost(tokens, cached=cached))
 
 
+PRICE_ONLY = "Only prices are compared: a smaller view leaves more out."
+"""Reservation about every verdict."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The cheapest view of a grid of settings beside sending everything."""
@@ -57,6 +62,8 @@ class Verdict:
     """Cost of the whole session with these settings."""
     everything: float
     """Cost of the whole session if everything is sent."""
+    now: float | None
+    """Cost of the whole session with the recorded settings; None if nothing is recorded."""
     priced: bool
     """True if costs are in US dollars; else they are in plain input tokens."""
     pays_from: int
@@ -65,26 +72,30 @@ class Verdict:
 
     def __str__(self) -> str:
         """The verdict in one sentence."""
+        now = "" if self.now is None else f"; as it is, {self._amount(self.now)}"
         settings = f"budget {self.budget:,}, recall {self.recall}"
         if self.cost < self.everything:
-            return f"use {settings}: {self._amount(self.everything)} → {self._amount(self.cost)}"
+            return f"use {settings}: {self._amount(self.everything)} → {self._amount(self.cost)}{now}"
         whole = self._amount(self.everything)
         beside = f"is cheaper here ({whole}, and {self._amount(self.cost)} with {settings})"
         same = f"costs the same here ({whole})"
         best = beside if self.cost > self.everything else same
-        return f"sending everything {best}; a view pays from about {self.pays_from:,} tokens on"
+        return f"sending everything {best}; a view pays from about {self.pays_from:,} tokens on{now}"
 
     def _amount(self, cost: float) -> str:
         return dollars(Decimal(cost)) if self.priced else f"the price of {round(cost):,} input tokens"
 
 
-def verdict_of(everything: Sequence[Sent], tried: Sequence[Tried], model: str) -> Verdict:
+def verdict_of(
+    everything: Sequence[Sent], tried: Sequence[Tried], model: str, *, now: Setting | None = None
+) -> Verdict:
     """Find the cheapest of some settings.
 
     Args:
         everything: Requests with the whole history.
         tried: Budget, `recall` and requests of each setting.
         model: Model whose prices apply.
+        now: The setting that is in use, one of those tried; None if there is none.
     """
     charge = charge_of(model)
 
@@ -99,6 +110,7 @@ def verdict_of(everything: Sequence[Sent], tried: Sequence[Tried], model: str) -
         recall=recall,
         cost=cost(sent),
         everything=cost(everything),
+        now=next((cost(sent) for *setting, sent in tried if (*setting,) == now), None),
         priced=price_of(model) is not None,
         pays_from=max(budget, everything[-1].tokens, int(round((cost(sent) / len(sent) - new) / rate, -2))),
     )
@@ -179,9 +191,11 @@ async def recorded_verdict(
     """
     if not request_points(raw):
         return None
+    raw = with_answer(raw)
     fixed, budget = fixed_tokens(record), record.budget or DEFAULT_BUDGET
-    grid = [(max(1, size - fixed), value) for size, value in grid_of(budget)]
+    now = (budget, recorded_settings(record)["recall"])
+    grid = [(max(1, size - fixed), value) for size, value in dict.fromkeys((*grid_of(budget), now))]
     tried = await replay_grid(raw, grid, plain_compiler, reader, last=last)
     whole = await replay_whole(raw, reader, last=last)
     measured = [(size + fixed, value, with_fixed(sent, fixed)) for size, value, sent in tried]
-    return verdict_of(with_fixed(whole, fixed), measured, input_price(record).model)
+    return verdict_of(with_fixed(whole, fixed), measured, input_price(record).model, now=now)

@@ -212,9 +212,7 @@ async def _overview(sources: Sources, values: Values) -> Overview:
 
 
 async def _fact(sources: Sources, values: Values) -> FactPage:
-    found = await sources.facts.session(values["number"], values["q"])
-    places = [one.index for one in found.mentions]
-    return replace(found, pinned=await sources.inspector.pinned(found.session, found.newest, places))
+    return await sources.facts.session(values["number"], values["q"])
 
 
 async def _timeline(sources: Sources, values: Values) -> Timeline:
@@ -237,7 +235,7 @@ async def _replay(sources: Sources, values: Values) -> ReplayPage:
         recall=_recall_size(values["recall"]),
         trigger=values["trigger"] or None,
     )
-    return await sources.comparisons.replay(values["number"], wanted, page=values["page"])
+    return await sources.comparisons.replay(values["number"], wanted, words=values["q"], page=values["page"])
 
 
 def _recall_size(text: str) -> float | None:
@@ -322,9 +320,7 @@ RESOURCES: tuple[Resource, ...] = (
         ),
         parameters=(
             _number("Number of the session."),
-            Parameter(
-                name="budget", about="Tokens; 0 replays nothing.", number=True, least=0, default=0, most=10_000_000
-            ),
+            Parameter(name="budget", about="Tokens; empty replays nothing.", number=True, default=0, most=10_000_000),
             RECALL,
             Parameter(name="cheapest", about="yes to try several settings.", default="", choices=("", "yes")),
         ),
@@ -435,9 +431,8 @@ RESOURCES: tuple[Resource, ...] = (
             Parameter(name="template", about="Template; empty as it was.", default=""),
             Parameter(
                 name="budget",
-                about="Tokens; 0 as it was.",
+                about="Tokens; empty as it was.",
                 number=True,
-                least=0,
                 default=0,
                 most=10**9,
             ),
@@ -450,12 +445,12 @@ RESOURCES: tuple[Resource, ...] = (
             RECALL,
             Parameter(
                 name="trigger",
-                about="Tokens up to which the raw history is sent; 0 as it was.",
+                about="Tokens up to which the raw history is sent; empty as it was.",
                 number=True,
-                least=0,
                 default=0,
                 most=10**9,
             ),
+            Parameter(name="q", about="Words that are looked for in the request and its replay.", default=""),
             PAGE,
         ),
     ),

@@ -346,7 +346,9 @@ async def _error_response(request: Request, error: Exception) -> Response:
         if why == HTTPStatus.NOT_FOUND.phrase:
             why = "there is nothing at this address; /api/openapi.json lists all addresses"
         return _refuse(status, why)
-    page = render("error.html", status=status, why=why, here="error", db="", menu=request.app.state.menu())
+    valid = {name: value for name, value in request.query_params.items() if not why.startswith(f"{name}=")}
+    form = link(request.url.path, **valid) if len(valid) < len(request.query_params) else ""
+    page = render("error.html", status=status, why=why, form=form, here="error", db="", menu=request.app.state.menu())
     return HTMLResponse(page, status)
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.compiler.trace import Sent, request_of
+from context_compiler.compiler.trace import Sent, cut_of, request_of
 from context_compiler.compiler.view import View, message_origins, show_message
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
@@ -20,11 +20,18 @@ from context_compiler.ids import blob_id
 from context_compiler.messages.bodies import message_body
 from context_compiler.messages.display import Bar, ShownMessage, bars
 from context_compiler.messages.history import Reader, reader_of
-from context_compiler.middleware.again import compile_again
+from context_compiler.middleware.again import (
+    BUDGET,
+    compile_again,
+    differs,
+    recorded_settings,
+    whole_tokens,
+)
+from context_compiler.middleware.remedies import places
 from context_compiler.record import browse
 from context_compiler.record.browse import RequestRow
 from context_compiler.record.database import Database
-from context_compiler.record.values import FIXED, Record, fixed_tokens
+from context_compiler.record.values import FIXED, Record, fixed_tokens, template_name
 from context_compiler.template import Template
 from context_compiler.tokens import as_counter
 from context_compiler.web.data import PAGE, Inspector, Pages, RequestHeader, header_of
@@ -78,10 +85,6 @@ class DiffPage(RequestHeader):
     choice: str
 
 
-BUDGET = 2_000
-"""Budget in tokens if neither the record nor the caller gives one."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """Settings of a replay; what is not set is as it was."""
@@ -92,16 +95,10 @@ class Wanted:
     recall: float | None = None
     trigger: int | None = None
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The settings that only an agent has."""
-        given = {"recall": self.recall, "trigger": self.trigger}
-        return {name: value for name, value in given.items() if value is not None}
-
-    def changes(self, row: RequestRow) -> bool:
+    def changes(self, record: Record) -> bool:
         """True if a setting differs from those of a request."""
-        pairs = (self.template, row.template), (self.budget, row.budget), (self.fidelity, row.fidelity)
-        return bool(self.arguments) or any(wish and wish != was for wish, was in pairs)
+        given = {"template": self.template or None, "fidelity": self.fidelity or None, "budget": self.budget}
+        return differs(record, **given, recall=self.recall, trigger=self.trigger)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +106,8 @@ class ReplayPage(RequestHeader):
     """A request compared with the same request under other settings; nothing is sent or recorded."""
 
     wanted: Wanted
+    recorded: Mapping[str, float | None]
+    """`recall` and `trigger` as they were; None if they were the template's."""
     changed: bool
     """False if no setting differs from those of the request, so that the request is shown as it was sent."""
     templates: tuple[str, ...]
@@ -121,6 +120,11 @@ class ReplayPage(RequestHeader):
     rows: tuple[DiffRow, ...]
     pages: Pages
     note: str
+    cut: str
+    """The rule by which the replay was cut; empty if it was not."""
+    words: str
+    places: tuple[tuple[int, ...], ...]
+    """Positions of the messages that contain the words, as sent and as replayed."""
 
 
 class Comparisons:
@@ -195,7 +199,7 @@ class Comparisons:
             replace(message, index=index, why="", raw=None) for message, index in zip(shown, positions, strict=True)
         ]
 
-    async def replay(self, number: int, wanted: Wanted, *, page: int = 1) -> ReplayPage:
+    async def replay(self, number: int, wanted: Wanted, *, words: str = "", page: int = 1) -> ReplayPage:
         """Compile the raw history of a request with other settings; without any, show the request as it was sent.
 
         Raises:
@@ -204,13 +208,14 @@ class Comparisons:
         header, sent, raw, record = await self.inspector.read(partial(self._recorded, number=number))
         row: RequestRow = header["request"]
         sections = dict(cast("Mapping[str, int]", record.ledger.get("tokens") or {}))
-        asked = wanted.changes(row)
+        asked = wanted.changes(record)
         if asked and row.raw_tip is None:
             raise SettingsError(f"request {number} was recorded without its raw history, so it cannot be replayed")
-        fixed = fixed_tokens(record)
-        view = await self._compile(wanted, raw, row, fixed) if asked else None
-        rows, pages = self._beside(sent, sent if view is None else view.messages, page)
-        bar = sections if view is None else {FIXED: fixed, **view.ledger["tokens"]}
+        view = await self._compile(wanted, raw, row, record) if asked else None
+        replayed = sent if view is None else view.messages
+        tokens = row.tokens_sent if view is None else whole_tokens(view, record)
+        rows, pages = self._beside(sent, replayed, page)
+        bar = sections if view is None else {FIXED: fixed_tokens(record), **view.ledger["tokens"]}
         return ReplayPage(
             **header,
             wanted=wanted,
@@ -220,13 +225,17 @@ class Comparisons:
             ),
             fidelities=tuple(Fidelity),
             status=row.status.split(";")[0] if view is None else view.status,
-            tokens=row.tokens_sent if view is None else view.tokens + fixed,
-            messages=len(sent) if view is None else len(view.messages),
+            tokens=tokens,
+            messages=len(replayed),
             bar=tuple(bars(bar, wanted.budget or row.budget or BUDGET)),
+            recorded=recorded_settings(record),
             bar_before=tuple(bars(sections, row.budget or 0)),
             rows=rows,
             pages=pages,
             note=_note(view, row),
+            cut=_cut_text(view, replace(row, budget=wanted.budget or row.budget, tokens_sent=tokens), record),
+            words=words,
+            places=tuple(places(messages, words) for messages in (sent, replayed)),
         )
 
     def _recorded(
@@ -236,20 +245,20 @@ class Comparisons:
         sent, raw = (self._read(db, self.inspector.chain(db, tip, row.session)) for tip in (row.view_tip, row.raw_tip))
         return header_of(db, row), sent, raw, record
 
-    async def _compile(self, wanted: Wanted, raw: list[ModelMessage], row: RequestRow, fixed: int) -> View:
-        template: Template = self.inspector.template_library.find(wanted.template or row.template or "extractive")
+    async def _compile(self, wanted: Wanted, raw: list[ModelMessage], row: RequestRow, record: Record) -> View:
+        template: Template = self.inspector.template_library.find(wanted.template or template_name(record))
         fidelity = wanted.fidelity or ("" if wanted.template else row.fidelity or "")
         if not wanted.fidelity and fidelity == template.fidelity:  # the template's own, which limits only the summary
             fidelity = ""
         work = partial(
             compile_again,
             raw,
+            record,
             template,
-            wanted.budget or row.budget or BUDGET,
-            fixed=fixed,
+            budget=wanted.budget,
             fidelity=Fidelity.parse(fidelity, where="fidelity") if fidelity else None,
-            session="replay",
-            arguments=wanted.arguments,
+            recall=wanted.recall,
+            trigger=wanted.trigger,
         )
         return await asyncio.to_thread(lambda: asyncio.run(work()))
 
@@ -371,6 +380,17 @@ def _texts(message: ShownMessage) -> Iterator[str]:
         if part.tool:
             yield f"{part.kind} {part.tool}"
         yield from (segment.text for segment in part.segments)
+
+
+def _cut_text(view: View | None, row: RequestRow, record: Record) -> str:
+    """The cut of a replay, whose numbers leave out the instructions and tools of the recorded request."""
+    made = view.record if view is not None else None
+    if made is None or "cut" not in made.ledger:
+        return ""
+    numbers = cast("Mapping[str, Any]", made.ledger["cut"])
+    whole = {name: numbers.get(name) for name in ("size", "threshold", "target")}
+    whole = {name: tokens and round((tokens + fixed_tokens(record)) * record.ratio) for name, tokens in whole.items()}
+    return str(cut_of(row, replace(made, ledger={**made.ledger, "cut": {**numbers, **whole}})))
 
 
 def _note(view: View | None, row: RequestRow) -> str:

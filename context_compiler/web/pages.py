@@ -15,6 +15,7 @@ from jinja2 import ChoiceLoader, Environment, FileSystemLoader, FunctionLoader, 
 from context_compiler.messages.display import FORMS
 from context_compiler.messages.html import asset
 from context_compiler.messages.printable import number, safe, safe_line, share, timestamp
+from context_compiler.middleware.verdict import PRICE_ONLY
 from context_compiler.pipeline.draw import STYLE
 from context_compiler.web.api import STATUSES
 from context_compiler.web.conversation import calls_of, gist, is_folded, painted
@@ -28,7 +29,7 @@ MENU = (
         "Sessions",
         (
             *("sessions", "session", "fact", "request", "message", "why", "diff", "replay", "export"),
-            *("compile", "layers", "manager", "settings"),
+            *("compile", "layers", "manager", "settings", "steering"),
         ),
     ),
     ("/templates", "Templates", ("templates", "template")),
@@ -89,6 +90,7 @@ def environment() -> Environment:
         "static": static_path,
         "statuses": STATUSES,
         "kinds": KINDS,
+        "price_only": PRICE_ONLY,
         "calls_of": calls_of,
         "request_tabs": REQUEST_TABS,
         "session_tabs": SESSION_TABS,

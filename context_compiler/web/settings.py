@@ -6,16 +6,16 @@ import asyncio
 from dataclasses import dataclass
 from functools import partial
 
-from pydantic_ai.messages import ModelMessage, ModelRequest
+from pydantic_ai.messages import ModelMessage
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.policy import DEFAULT_BUDGET
 from context_compiler.compiler.references import ReferenceRecall
 from context_compiler.compiler.trace import NotFound, request_of, session_of
 from context_compiler.messages.history import reader_of
-from context_compiler.middleware.replay import LiveSession, replay, request_points
+from context_compiler.middleware.again import recorded_settings
+from context_compiler.middleware.replay import LiveSession, replay, request_points, with_answer
 from context_compiler.middleware.verdict import (
-    RECALLS,
     Verdict,
     charge_of,
     plain_compiler,
@@ -38,8 +38,8 @@ MOST = 300
 LOST = 40
 """Maximum lost references that are listed."""
 
-SMALLEST = 500
-"""Smallest budget that can be tried."""
+SMALLEST = 100
+"""Smallest budget that can be tried, unless half of the recorded one is less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Recorded:
     raw: tuple[ModelMessage, ...]
     record: Record
     was: tuple[int, ...]
-    """Tokens of the answered requests as they were sent, oldest first."""
+    """Tokens of the requests as they were sent, oldest first."""
 
     @property
     def budget(self) -> int:
@@ -117,7 +117,10 @@ class SessionSettings:
         """Load a session, replayed with a budget (0: not replayed) and `recall`, and the verdict if asked for."""
         recorded = await self.inspector.read(partial(self._recorded, number=number))
         points, fixed = request_points(recorded.raw), fixed_tokens(recorded.record)
-        shown_budget, share = budget or recorded.budget, RECALLS[-1] if recall is None else recall
+        shown_budget, share = (
+            budget or recorded.budget,
+            recorded_settings(recorded.record)["recall"] if recall is None else recall,
+        )
         replayed = verdict = None
         async with self._running:
             if budget and points:
@@ -129,7 +132,7 @@ class SessionSettings:
             budget=shown_budget,
             recall=share,
             recorded_budget=recorded.budget,
-            smallest=max(SMALLEST, int(1.5 * fixed) // 100 * 100),
+            smallest=max(min(SMALLEST, recorded.budget // 2), fixed + 1),
             largest=max(2 * recorded.budget, round(recorded.record.tokens_raw, -3) + 1_000),
             requests=min(len(points), MOST),
             left_out=max(0, len(points) - MOST),
@@ -150,9 +153,8 @@ class SessionSettings:
             raise NotFound("the raw history of this session is not on the record, so it cannot be replayed")
         _, record = request_of(db, newest.id)
         chain = self.inspector.chain(db, newest.raw_tip, number)
-        raw = tuple(self.inspector.host_messages(db, chain))
-        answered = rows[1:] if raw and isinstance(raw[-1], ModelRequest) else rows
-        was = tuple(row.tokens_sent for row in reversed(answered))
+        raw = tuple(with_answer(self.inspector.host_messages(db, chain)))
+        was = tuple(row.tokens_sent for row in reversed(rows))
         return Recorded(session=info, number=newest.id, raw=raw, record=record, was=was)
 
     def _replay(self, recorded: Recorded, budget: int, recall: Amount) -> Replayed:

@@ -76,6 +76,8 @@ def test_errors_of_first_attempts_name_the_remedy(cc: Command, tmp_path: Path) -
     (tmp_path / "system").mkdir()
     (tmp_path / "system" / "context.db").touch()
     said = cc("views", "list", "--db", "typo.db")
-    assert said.code == 2 and "give the path of one, such as system/context.db" in said.err
+    assert (
+        said.code == 2 and "name one with --db, such as system/context.db, or run `context-compiler demo`" in said.err
+    )
     said = cc("compile", str(tmp_path / "chat.jsonl"), "--budget", "1.5")
     assert said.code == 2 and "give whole tokens such as 4000, or a share such as 0.5" in said.err

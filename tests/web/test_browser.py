@@ -164,9 +164,14 @@ def test_a_moved_slider_replays_the_session(chromium: Any, inspector: str) -> No
     visit = Visit(chromium, inspector)
     page = visit.go("/sessions/1/settings")
     page.get_by_text("ContextCompiler(budget=2000, recall=0.5)").wait_for()
-    page.get_by_label("Budget").fill("1200")
+    page.get_by_label("Budget, slider").fill("1200")
     page.get_by_text("ContextCompiler(budget=1200, recall=0.5)").wait_for()
-    assert page.locator("output[for=budget]").inner_text() == "1,200" and "budget=1200" in page.url
+    assert page.get_by_label("Budget", exact=True).input_value() == "1200" and "budget=1200" in page.url
+    page.get_by_label("Budget", exact=True).fill("1761")
+    page.get_by_label("Recall", exact=True).fill("0.33")
+    page.keyboard.press("Enter")
+    page.get_by_text("ContextCompiler(budget=1761, recall=0.33)").wait_for()
+    assert page.get_by_label("Budget, slider").input_value() == "1761"
     assert not visit.complaints
 
 
@@ -275,7 +280,7 @@ def test_a_message_is_shown_raw_pinned_and_summarized_from(chromium: Any, db: Pa
         message.get_by_role("link", name="Raw").click()
         assert not message.get_by_text('"part_kind"').count()
         message.get_by_role("button", name="Keep always").click()
-        page.get_by_text("stays in every view").wait_for()
+        page.get_by_text("from the next run on, turn 1 stays in every view").wait_for()
         message.get_by_role("button", name="Unpin").click()
         page.get_by_text("is no longer pinned").wait_for()
         message.get_by_role("button", name="Summarize from here").click()

@@ -198,7 +198,7 @@ def test_a_message_that_is_quoted_is_not_called_absent(client: TestClient) -> No
     runs = said["message"]["parts"][-1]["segments"][0]["runs"]
     (run,) = [text for form, text in runs if form and FACT in text]
     shown = client.get(f"/requests/{asked}/why?only=partial").text
-    assert "Not as a message, but some of its words are in this request" in shown and f">{run}</mark>" in shown
+    assert "Only the marked words are in this request" in shown and f">{run}</mark>" in shown
     others = client.get(f"/api/requests/{asked}/why", params={"only": "verbatim"}).json()["messages"]
     assert others and not any(one["echoes"] for one in others)
 

@@ -31,7 +31,7 @@ def test_the_page_shows_the_requests_as_they_were_and_replays_on_demand(client: 
     page = client.get(f"/sessions/{number}/settings").text
     assert 'class="was-line"' in page and "Use these settings" not in page and 'hx-trigger="load' in page
     sent = [one["tokens_sent"] for one in requests_of(client, "long")]
-    assert settings(client)["was"] == sent[: len(settings(client)["was"])]  # pyright: ignore
+    assert settings(client)["was"] == sent and settings(client)["requests"] == len(sent)
     page = client.get(f"/sessions/{number}/settings?budget=1500&recall=0.3").text
     assert (
         "ContextCompiler(budget=1500, recall=0.3)" in page
@@ -51,6 +51,22 @@ def test_the_cheapest_settings_are_found_by_trying_them(client: TestClient) -> N
         again = settings(client, budget=int(said[1].replace(",", "")), recall=said[2])
         assert again["replayed"]["cost"] == pytest.approx(found["verdict"]["cost"])  # pyright: ignore
     assert str(found["said"]) in client.get(f"/sessions/{number_of(client, 'long')}/settings?cheapest=yes").text
+
+
+def test_figures_of_a_model_without_a_price_are_prices_and_not_tokens(client: TestClient) -> None:
+    found, number = settings(client, budget=1_500), number_of(client, "long")
+    page = client.get(f"/sessions/{number}/settings?budget=1500").text
+    cost = f"{found['replayed']['cost']:,.0f}"  # pyright: ignore
+    assert f"the price of {cost} input tokens" in re.sub(r"<[^>]+>", "", page)
+    assert f'name="budget" min="{found["smallest"]}"' in page and 'step="1" value="1500"' in page
+
+
+def test_the_axis_of_a_chart_ends_at_its_largest_value(client: TestClient) -> None:
+    number = number_of(client, "long")
+    tall = max(one["tokens_sent"] for one in requests_of(client, "long"))
+    for path in ("", "/settings"):
+        page = client.get(f"/sessions/{number}{path}").text
+        assert f'<p class="ys"><span>{max(tall, 2_000):,}</span><span>0</span></p>' in page
 
 
 def test_a_session_without_content_cannot_be_replayed(client: TestClient) -> None:

@@ -91,8 +91,8 @@
     });
     document.addEventListener("input", (event) => {
       if (event.target.matches("[data-within]")) within(event.target);
-      const output = event.target.matches("input[type=range]") && document.querySelector(`output[for=${event.target.id}]`);
-      if (output) output.value = Number(event.target.value).toLocaleString("en");
+      const pair = event.target.closest(".sliders") && [event.target.dataset.for || event.target.id].map((name) => [document.getElementById(name), document.querySelector(`[data-for=${name}]`)])[0];
+      for (const field of pair || []) field.value = event.target.value;
     });
     document.addEventListener("click", async (event) => {
       const clip = event.target.closest("[data-clip]");

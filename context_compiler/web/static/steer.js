@@ -39,7 +39,7 @@
     delete button.dataset[pin ? "pin" : "unpin"];
     button.dataset[pin ? "unpin" : "pin"] = pin || unpin;
     button.textContent = pin ? "Unpin" : "Keep always";
-    button.title = pin ? "" : "This message stays in every view, word for word";
+    button.title = pin ? "" : "Every request from the next run on has this message, word for word";
   }
   async function act(place, work) {
     try {
@@ -90,7 +90,7 @@
     } else if (pin || unpin) {
       act(at("notices"), async () => {
         const given = await post(pin ? "pin" : "unpin", { message: pin || unpin });
-        changed(pin ? `turn ${given.turn} stays in every view` : `turn ${given.turn} is no longer pinned`);
+        changed(`from the next run on, turn ${given.turn} ${pin ? "stays in every view" : "is no longer pinned"}`);
         if (button.closest(".cc-acts")) swap(button, pin, unpin);
       });
     }
