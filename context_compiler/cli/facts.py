@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -22,14 +22,16 @@ from context_compiler.cli.options import (
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.show import excerpt, read_recorded
 from context_compiler.cli.text import first_word, number, one_line, plural
-from context_compiler.compiler.facts import FactPage, FactSearch, Mention, Stretch
+from context_compiler.compiler.facts import FactPage, FactSearch, Mention, Stretch, span
 from context_compiler.compiler.origins import Fate
+from context_compiler.compiler.pins import pinned_positions
 from context_compiler.compiler.trace import Cut, Echo, Tracer, cuts_of, fate_of, request_of, verdict_of
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.messages.display import ABSENT, FORMS, IDENTIFIER, PARTIAL, VERBATIM, role
 from context_compiler.messages.history import History, Reading
 from context_compiler.messages.turns import REFERENCE, outline, pair
 from context_compiler.record import browse
+from context_compiler.record.browse import RequestRow
 from context_compiler.record.database import Database
 from context_compiler.record.store import SQLStore
 from context_compiler.record.values import Record
@@ -46,7 +48,7 @@ FATES = (
     Column("begins", style="dim", elastic=True, spare=1),
 )
 STRETCHES = (
-    Column("views"),
+    Column("requests"),
     Column("turns", spare=1),
     Column("the words are", style="bold", wraps=True),
     Column("because", style="yellow", wraps=True),
@@ -87,8 +89,8 @@ class Why:
 
     record: Record
     messages: tuple[MessageFate, ...]
-    forms: tuple[str, ...] | None
-    """Forms in which the request contains the given words; None if the message was not named by words."""
+    words: Stretch | None
+    """Fate of the given words at this request; None if the message was not named by words."""
     cuts: tuple[Cut, ...]
     remedy: Remedy | None
     """Changes that would have kept the first of the named messages that is not there word for word."""
@@ -113,20 +115,25 @@ async def load_why(
         wanted = _find_messages(raw, message)
         tracer = Tracer(store.scoped(record.owner))
         fates = await tracer.read(partial(_find_fates, tracer=tracer, view=view, raw=raw, wanted=wanted))
-        cuts = await tracer.read(partial(cuts_of, fates=[fate.fate for fate in fates]))
         row, _ = await tracer.read(partial(request_of, number=view))
-        forms, words = None, ""
+        stretch, words = None, ""
         if message is not None and not REFERENCE.fullmatch(message.strip()):
             page = await _fact_page(store.scoped(record.owner), record.session_id, record.vault_name, message)
-            forms, words = (
-                next((stretch.forms for stretch in page.stretches if stretch.first <= view <= stretch.last), ()),
-                message,
-            )
-        lost = next((fate.index for fate in fates if fate.verdict != VERBATIM), None) if message and not forms else None
+            stretch = next((one for one in page.stretches if one.first <= view <= one.last), None)
+            words = message
+        numbers = {fate.fate.request for fate in fates} | {stretch.request if stretch else None}
+        cuts = await tracer.read(partial(cuts_of, numbers=numbers))
+        there = stretch is not None and stretch.forms
+        lost = next((fate.index for fate in fates if fate.verdict != VERBATIM), None) if message and not there else None
         remedy = None
         if lost is not None:
             remedy = await load_remedy().find(bodies, row, record, lost, words, vault=vault, system=system)
-    return Why(record=record, messages=tuple(fates), forms=forms, cuts=cuts, remedy=remedy)
+            remedy = replace(remedy, pinned=await tracer.read(partial(_is_pinned, tracer=tracer, row=row, at=lost)))
+    return Why(record=record, messages=tuple(fates), words=stretch, cuts=cuts, remedy=remedy)
+
+
+def _is_pinned(db: Database, tracer: Tracer, row: RequestRow, at: int) -> bool:
+    return bool(pinned_positions(db, row.session, tracer.chain(db, row.raw_tip, row.session), [at]))
 
 
 def _find_messages(raw: History, message: str | None) -> Sequence[int]:
@@ -217,11 +224,12 @@ async def _fact_page(store: SQLStore, session: str, vault_name: str, text: str) 
 def print_why(screen: Screen, why: Why) -> None:
     """Print the fate of messages in one request."""
     record = why.record
-    screen.line((f"view {record.id}", "bold"), f" of session {record.session_id}, turn {record.turn_index + 1}")
+    screen.line((f"request {record.id}", "bold"), f" of session {record.session_id}, turn {record.turn_index + 1}")
     if first_word(record.status) == "dry_run":
         screen.line("a dry run: the model was sent everything; this is the view that would have been sent")
-    elif why.forms is not None:
-        screen.line(f"the words are in it: {_form_names(why.forms)}" if why.forms else "the words are not in it")
+    elif why.words is not None:
+        there = why.words.forms
+        screen.line(f"the words are in it: {_form_names(there)}" if there else _absence(why.words))
     screen.line()
     reasons = [_reason(message.fate, record.id) for message in why.messages]
     numbers = {reason: f"({index})" for index, reason in enumerate(dict.fromkeys(filter(None, reasons)), 1)}
@@ -230,7 +238,7 @@ def print_why(screen: Screen, why: Why) -> None:
             message.index,
             message.role,
             number(message.tokens),
-            _form_text(message),
+            _form_text(message, why.words),
             numbers.get(reason, ""),
             one_line(message.begins, 60),
         )
@@ -243,20 +251,24 @@ def print_why(screen: Screen, why: Why) -> None:
         screen.line(str(cut))
     if why.remedy is not None:
         screen.line(str(why.remedy))
-        screen.line(
-            ("pin it: ", "dim"),
-            (f"context-compiler sessions pin {quote(record.session_id)} m{why.remedy.message}", "cyan"),
-        )
-    elif numbers and why.forms is None:
+        if not why.remedy.pinned:
+            pin = f"context-compiler sessions pin {quote(record.session_id)} m{why.remedy.message}"
+            screen.line(("pin it: ", "dim"), (pin, "cyan"))
+    elif numbers and why.words is None:
         screen.line(
             (f"views why {record.id} m{why.messages[reasons.index(next(iter(numbers)))].index}", "cyan"),
             " tells the budget that would have kept that message",
         )
 
 
-def _form_text(one: MessageFate) -> str:
+def _absence(words: Stretch) -> str:
+    return f"the words are not in it: {words.because}" if words.because else "the words are not in it"
+
+
+def _form_text(one: MessageFate, words: Stretch | None) -> str:
     if one.echoes and one.verdict in (PARTIAL, IDENTIFIER):
-        return f"words of it: {', '.join(dict.fromkeys(map(_echo_place, one.echoes)))}"
+        which = "words of it" if words is None or words.forms else "other words of it"
+        return f"{which}: {', '.join(dict.fromkeys(map(_echo_place, one.echoes)))}"
     return FORMS[one.verdict]
 
 
@@ -275,7 +287,7 @@ def _reason(fate: Fate, view: int | None) -> str:
     if fate.form == VERBATIM:
         return ""
     step = f"step {fate.step.number}, {fate.step.name}: " if fate.step is not None and fate.step.number else ""
-    since = f"; since view {fate.request}" if fate.request not in (None, view) else ""
+    since = f"; since request {fate.request}" if fate.request not in (None, view) else ""
     return f"{step}{fate.reason or 'the record does not name the reason'}{since}"
 
 
@@ -285,7 +297,7 @@ def print_facts(screen: Screen, pages: Sequence[tuple[str, FactPage]], text: str
         print_fact(screen, *pages[0], db)
         return
     if not pages:
-        screen.line(f"nothing in any session contains {one_line(text, 60)!r}, or most of its words")
+        screen.line(f"nothing in any session contains {one_line(text, 60)!r}, or a word of it")
         return
     if not any(page.had or page.mentioned for _, page in pages):
         screen.line(f"nothing contains {one_line(text, 60)!r} as it stands; these come nearest")
@@ -345,6 +357,7 @@ def plain_fact(session: str, page: FactPage) -> dict[str, object]:
         "messages": page.mentions,
         "near": page.near,
         "requests": page.requests,
+        "newest": page.newest,
         "requests_since": page.requests_since,
         "had": page.had,
         "stretches": page.stretches,
@@ -357,9 +370,4 @@ def _stretch_row(stretch: Stretch) -> tuple[object, ...]:
     else:
         form = f"{FORMS[ABSENT]}{', perhaps in the summary in other words' if stretch.told else ''}"
         form = form if stretch.known else "not said yet"
-    step = f"step {stretch.step} of the cut order: " if stretch.step else ""
-    return (_span(stretch.first, stretch.last), _span(*stretch.turns), form, f"{step}{stretch.reason}")
-
-
-def _span(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}-{last}"
+    return (span(stretch.first, stretch.last), span(*stretch.turns), form, stretch.because)

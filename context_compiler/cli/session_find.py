@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -11,6 +12,7 @@ from context_compiler.cli.facts import load_fact, load_facts, plain_fact, print_
 from context_compiler.cli.options import DB, Db, Json, Owner, example, group
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import json_text
+from context_compiler.compiler.facts import FactPage
 from context_compiler.errors import SettingsError
 
 app = group("Search recorded conversations.")
@@ -29,7 +31,7 @@ def find(
     owner: Owner = None,
     json: Json = False,
 ) -> None:
-    """Find which requests contained a fact, in which form, and when and why it was dropped."""
+    """Find which requests contained a fact, in which form, and when and why it was dropped; exit code 1 if none did."""
     *sessions, text = words
     if len(sessions) > 1:
         raise SettingsError(
@@ -41,9 +43,17 @@ def find(
             Screen().raw(json_text({"db": str(db), "sessions": [plain_fact(name, page) for name, page in pages]}))
         else:
             print_facts(Screen(), pages, text, db)
+        end(page for _, page in pages)
         return
     name, page = asyncio.run(load_fact(db, owner, sessions[0], text))
     if json:
         Screen().raw(json_text({"db": str(db), **plain_fact(name, page)}))
     else:
         print_fact(Screen(), name, page, db)
+    end([page])
+
+
+def end(pages: Iterable[FactPage]) -> None:
+    """Exit with code 1 if nothing contains the words as they stand."""
+    if not any(page.had or page.mentioned for page in pages):
+        raise typer.Exit(1)

@@ -192,7 +192,7 @@ async def _load_totals(db: Place, owner: str | None, session: str | None) -> tup
     by_name = group_by(infos, attrgetter("session_id"))
     compiles = {name: sum(info.compiles for info in some) for name, some in by_name.items()}
     totals = [add_up(name, of_name[name], compiles[name], scores.get(name, ())) for name in by_name if name in of_name]
-    return totals, add_up(None, sums, sum(compiles.values())), lost
+    return totals, add_up(None, sums, sum(total.compiles for total in totals)), lost
 
 
 def _row(totals: Totals) -> Sequence[object]:

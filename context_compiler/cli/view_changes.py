@@ -49,7 +49,7 @@ from context_compiler.messages.history import Reader
 from context_compiler.middleware.again import BUDGET, compile_again, differs, sent_view, whole_tokens
 from context_compiler.middleware.verdict import PRICE_ONLY, Verdict, recorded_verdict
 from context_compiler.paths import vault_of
-from context_compiler.record.values import Record
+from context_compiler.record.values import Record, replay_session
 from context_compiler.settings import Amount, amount_tokens
 from context_compiler.tokens import TokenCounter
 
@@ -105,7 +105,7 @@ def replay(
     trigger: Annotated[str | None, typer.Option("--trigger", help=f"{TRIGGER}.")] = None,
     vault: Vault = None,
     system: System = SYSTEM,
-    record: Annotated[bool, typer.Option("--record", help="Record the new view.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="Record the new view, in a session of its own.")] = False,
     db: Db = DB,
     owner: Owner = None,
     json: Json = False,
@@ -131,7 +131,7 @@ def replay(
             budget=old.budget or BUDGET if budget is None else parse_amount(budget),
             fidelity=recorded_fidelity(old.compile, used) if same else parse_fidelity(fidelity),
             model=check_model(model),
-            session=old.session_id,
+            session=replay_session(view, old.session_id),
         )
 
     def is_changed(old: Record, request: ViewRequest) -> bool:
@@ -151,7 +151,7 @@ def replay(
     _print_summary(screen, summaries, request)
     if replayed.record is not None and replayed.record.id is not None:
         screen.line()
-        screen.line(f"recorded as view {replayed.record.id}")
+        screen.line(f"recorded as view {replayed.record.id}, in session {request.session}")
         print_look(screen, db)
 
 

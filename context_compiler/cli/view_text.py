@@ -64,7 +64,6 @@ def print_facts(screen: Screen, record: Record) -> None:
     facts = [
         ("when", f"{timestamp(record.created_at)} UTC"),
         ("status", _status(record.status)),
-        ("empty columns", _null_reasons(record.status)),
         ("error", record.error),
         ("tokens", f"{number(record.tokens_raw)} raw{sent}"),
         ("cost of input", None if record.status.startswith(IMPORTED) else _cost(record)),
@@ -82,7 +81,6 @@ def print_facts(screen: Screen, record: Record) -> None:
             ("fidelity", compiled.fidelity),
             ("model", compiled.model_alias),
             ("compile", _status(compiled.status, COMPILES)),
-            ("empty of compile", _null_reasons(compiled.status)),
             ("compile note", compiled.error),
             ("sections", ", ".join(compiled.sections_included)),
             ("left out of prompt", ", ".join(f"{drop.what} ({drop.reason})" for drop in compiled.sections_dropped)),
@@ -116,13 +114,6 @@ COMPILES = {
 def _status(status: str, meanings: Mapping[str, str] = STATUSES) -> str:
     word = first_word(status)
     return f"{word}: {meanings[word]}" if word in meanings else word
-
-
-def _null_reasons(status: str) -> str:
-    """List the columns without a value, and the reasons; skip the note that there was no error."""
-    notes = [note.strip() for note in status.split(";")[1:]]
-    pairs = [note.partition(": ") for note in notes if note and note != "error: none"]
-    return ", ".join(f"{columns} ({why})" if why else columns for columns, _, why in pairs)
 
 
 def _print_ledger(screen: Screen, record: Record, *, every: bool) -> None:

@@ -33,7 +33,7 @@ def why(
     screen = Screen()
     if json:
         session = answer.record.session_id
-        said = {"forms": answer.forms, "messages": answer.messages, "cuts": answer.cuts, "remedy": answer.remedy}
+        said = {"words": answer.words, "messages": answer.messages, "cuts": answer.cuts, "remedy": answer.remedy}
         screen.raw(json_text({"view": view, "session": session, **said}))
     else:
         print_why(screen, answer)

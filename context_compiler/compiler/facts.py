@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from context_compiler.cache import CACHED, Memo
 from context_compiler.compiler.echoes import LISTED
+from context_compiler.compiler.pins import pinned_positions
+from context_compiler.compiler.reasons import PINNED
 from context_compiler.compiler.trace import (
     HITS,
     Tracer,
@@ -23,8 +25,13 @@ from context_compiler.compiler.trace import (
 from context_compiler.messages.display import (
     BESIDE,
     FORMS,
+    IDENTIFIER,
+    OUTLINE,
+    QUOTED,
     RECALLED,
+    RULE,
     SHORTENED,
+    SUMMARY,
     VERBATIM,
     role,
     segments,
@@ -40,6 +47,9 @@ if TYPE_CHECKING:
 
 ORDER = tuple(FORMS)
 """Forms, the fullest first. A set of forms is a bit mask in this order."""
+
+CHOSEN = {SUMMARY: "words", QUOTED: "quotes", RULE: "rules", OUTLINE: "topics", IDENTIFIER: "identifiers"}
+"""Forms that a compile writes, with the name of their content."""
 
 EXCERPT = 160
 """Characters shown of a message, or on each side of a fact in it."""
@@ -70,11 +80,29 @@ class Stretch:
     known: bool
     """True if the raw history already contains the fact."""
     reason: str
-    """Reason why the fact is no longer verbatim; empty if it did not change or is unknown."""
+    """Reason why the requests do not have the fact, or no longer word for word, or "pinned"; empty for none."""
     step: int
     """Step of the cut order that cut it; 0 for none."""
+    request: int
+    """Request that dropped it; 0 for none."""
     told: bool
     """True if the fact is not there but a summary covers a message with it, so that it may be paraphrased."""
+
+    @property
+    def because(self) -> str:
+        """The reason, with the request and the step that dropped the fact; empty for none."""
+        step = f" (step {self.step} of the cut order)" if self.step else ""
+        return f"dropped at request {self.request}{step}: {self.reason}" if self.request else self.reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Request that dropped a fact."""
+
+    index: int
+    """Position of the request in its session."""
+    form: str
+    """Fullest form in which the request before it had the fact, apart from recall."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +125,10 @@ class FactPage:
     answer: str = ""
     """When the fact left the requests and came back, in a few sentences; empty if no raw history contains it."""
     near: tuple[Mention, ...] = ()
-    """If nothing contains the fact: raw messages with most of its words, each with the sentence that has them."""
+    """If nothing contains the fact: raw messages with the most of its words, each with the sentence that has them.
+
+    Those of the user come first.
+    """
     pinned: tuple[int, ...] = ()
     """Positions of the mentions that are pinned."""
 
@@ -165,21 +196,13 @@ class FactSearch:
             )
         chains = self._read(db, number, tips)
         own = self._forms(db, chains, fact)
-        reached: dict[str, int] = {}
-        for name, parent, content, *_ in chains.nodes.values():
-            reached[name] = reached.get(parent or "", 0) | own.get(content, 0)
-        beside = self._beside(db, chains, tips, fact)
-        masks = [
-            (
-                reached.get(tip.view_tip or "", 0) | beside.get(_instructions(chains, tip), 0),
-                reached.get(tip.raw_tip or "", 0),
-            )
-            for tip in tips
-        ]
+        masks = self._masks(db, chains, tips, own, fact)
         places = {content for content, mask in own.items() if mask & _bit(VERBATIM)}
         mentions, mentioned = self._mentions(db, info, tips, places, fact)
+        positions = [mention.index for mention in mentions]
         found = any(mask or raw for mask, raw in masks)
-        stretches = tuple(self._stretches(db, tips, masks, [mention.index for mention in mentions]))
+        stretches = tuple(self._stretches(db, tips, masks, positions))
+        pinned = pinned_positions(db, number, self._raw_chain(db, info, tips), positions)
         return FactPage(
             session=info,
             fact=fact,
@@ -190,9 +213,26 @@ class FactSearch:
             had=sum(bool(mask) for mask, _ in masks),
             requests_since=sum(bool(raw) for _, raw in masks),
             stretches=stretches,
-            answer=answer_of(stretches),
+            answer=answer_of(stretches, pinned),
             near=() if found else self._near(db, info, tips, fact),
+            pinned=pinned,
         )
+
+    def _masks(
+        self, db: Database, chains: Chains, tips: Sequence[RequestTips], own: Mapping[str, int], fact: str
+    ) -> list[tuple[int, int]]:
+        """For each request, the bit masks of its forms of the fact: as sent, and in its raw history."""
+        reached: dict[str, int] = {}
+        for name, parent, content, *_ in chains.nodes.values():
+            reached[name] = reached.get(parent or "", 0) | own.get(content, 0)
+        beside = self._beside(db, chains, tips, fact)
+        return [
+            (
+                reached.get(tip.view_tip or "", 0) | beside.get(_instructions(chains, tip), 0),
+                reached.get(tip.raw_tip or "", 0),
+            )
+            for tip in tips
+        ]
 
     def _near(self, db: Database, info: SessionRow, tips: Sequence[RequestTips], fact: str) -> tuple[Mention, ...]:
         chain = self._raw_chain(db, info, tips)
@@ -200,10 +240,11 @@ class FactSearch:
         nearest = _nearest(db, fact, places)
         positions = [places[node] for node in nearest.nodes[:LISTED]]
         readings = self.tracer.uncounted(db, [chain[position] for position in positions])
-        return tuple(
+        mentions = (
             _mention(position, reading, nearest.sentence(searchable(reading)))
             for position, reading in zip(positions, readings, strict=True)
         )
+        return tuple(sorted(mentions, key=lambda mention: mention.role != "user"))
 
     def _raw_chain(self, db: Database, info: SessionRow, tips: Sequence[RequestTips]) -> Sequence[Node]:
         """Newest raw history of a session."""
@@ -275,20 +316,23 @@ class FactSearch:
         masks: Sequence[tuple[int, int]],
         mentions: Sequence[int],
     ) -> Iterator[Stretch]:
-        explained = 0
-        before = _bit(VERBATIM)
+        losses, explained = _losses(masks), dict[Loss, tuple[str, int]]()
+        searched = 0
         for (mask, in_raw), group in groupby(
             range(len(tips)), key=lambda index: (masks[index][0], bool(masks[index][1]))
         ):
             places = list(group)
-            first, last = tips[places[0]], tips[places[-1]]
-            reason, step, told = "", 0, False
-            left = before & _bit(VERBATIM) and not mask & _bit(VERBATIM)
-            if in_raw and (left or not mask) and explained < LISTED:
-                reason, step, told = self._reason(db, first.id, mentions)
-                reason, step = (reason, step) if left else ("", 0)
-                told = told and not mask
-                explained += 1
+            first, last, loss = tips[places[0]], tips[places[-1]], losses[places[0]]
+            told = False
+            if in_raw and not mask and searched < LISTED:
+                told = self._is_told(db, first.id, mentions)
+                searched += 1
+            if loss is not None and loss not in explained and len(explained) < LISTED:
+                explained[loss] = self._reason(db, tips, loss, mentions)
+            shown = loss if loss is not None and (not mask or loss.index == places[0]) else None
+            reason, step = explained.get(shown, ("", 0)) if shown is not None else ("", 0)
+            if mask & _bit(VERBATIM) and self._is_pinned(db, last.id, mentions):
+                reason = PINNED
             yield Stretch(
                 first=first.id,
                 last=last.id,
@@ -298,18 +342,37 @@ class FactSearch:
                 known=in_raw,
                 reason=reason,
                 step=step,
+                request=tips[shown.index].id if shown is not None else 0,
                 told=told,
             )
-            before = mask if in_raw else _bit(VERBATIM)
 
-    def _reason(self, db: Database, number: int, mentions: Sequence[int]) -> tuple[str, int, bool]:
-        """Reason and step that cut these messages, and True if the summary of that request covers one of them."""
-        row, record = request_of(db, number)
+    def _is_pinned(self, db: Database, number: int, mentions: Sequence[int]) -> bool:
+        """True if one of these messages was pinned when a request was made."""
+        row, _ = request_of(db, number)
+        chain = self.tracer.chain(db, row.raw_tip, row.session)
+        there = [position for position in mentions if position < len(chain)]
+        return bool(pinned_positions(db, row.session, chain, there, row.created_at))
+
+    def _is_told(self, db: Database, number: int, mentions: Sequence[int]) -> bool:
+        """True if the summary of a request covers one of these messages."""
+        sent = self.tracer.trace(db, *request_of(db, number))
+        return any(is_covered_by_summary(sent, position) for position in mentions if position < len(sent.raw))
+
+    def _reason(
+        self, db: Database, tips: Sequence[RequestTips], loss: Loss, mentions: Sequence[int]
+    ) -> tuple[str, int]:
+        """Reason why a request dropped a fact, and the step of the cut order."""
+        row, record = request_of(db, tips[loss.index].id)
+        if loss.form not in (VERBATIM, SHORTENED):
+            before, _ = request_of(db, tips[loss.index - 1].id)
+            compiled = loss.form in CHOSEN and (row.summary_id or 0) > (before.summary_id or 0)
+            text = f"the compile there chose other {CHOSEN[loss.form]}" if compiled else f"no longer {FORMS[loss.form]}"
+            return text, 0
         sent = self.tracer.trace(db, row, record)
-        there = [position for position in mentions if position < len(sent.raw)]
-        gone = [fate for fate in (fate_of(sent, position) for position in there) if fate.reason]
-        told = any(is_covered_by_summary(sent, position) for position in there)
-        return (gone[0].reason, gone[0].step.number if gone[0].step else 0, told) if gone else ("", 0, told)
+        fates = (fate_of(sent, position) for position in mentions if position < len(sent.raw))
+        gone = [fate for fate in fates if fate.reason]
+        newest = max(gone, key=lambda fate: fate.request or 0, default=None)
+        return ("", 0) if newest is None else (newest.reason, newest.step.number if newest.step else 0)
 
 
 def _nearest(db: Database, text: str, among: Container[str] | None = None) -> Nearest:
@@ -324,6 +387,29 @@ def _instructions(chains: Chains, tip: RequestTips) -> str | None:
 
 def _bit(form: str) -> int:
     return 1 << ORDER.index(form)
+
+
+def _losses(masks: Sequence[tuple[int, int]]) -> list[Loss | None]:
+    """For each request, the one that dropped the fact; None if it is there word for word, or nobody has said it.
+
+    A recalled text is sent for one prompt, so it does not count.
+    """
+    losses: list[Loss | None] = []
+    had, loss = VERBATIM, None
+    for index, (mask, in_raw) in enumerate(masks):
+        has = _fullest(form for form in ORDER if mask & _bit(form)) if in_raw else VERBATIM
+        if has == VERBATIM:
+            loss = None
+        elif had and (not has or ORDER.index(has) > ORDER.index(had)):
+            loss = Loss(index=index, form=had)
+        losses.append(loss)
+        had = has
+    return losses
+
+
+def _fullest(forms: Iterable[str]) -> str:
+    """Fullest form of a fact in a request apart from recall; empty for none."""
+    return next((form for form in forms if form != RECALLED), "")
 
 
 def _flat(text: str) -> str:
@@ -365,28 +451,35 @@ def _mention(position: int, reading: Reading, fact: str) -> Mention:
     )
 
 
-def answer_of(stretches: Sequence[Stretch]) -> str:
+def answer_of(stretches: Sequence[Stretch], pinned: Sequence[int]) -> str:
     """When a fact left the requests and came back, in a few sentences; empty if no raw history contains it."""
     since = [stretch for stretch in stretches if stretch.known]
     if not since:
         return ""
-    now, turns = since[-1], f"Said in turn {since[0].turns[0]}"
+    now = since[-1]
     newest = (
         f"The newest request has it, {FORMS[now.forms[0]]}." if now.forms else "The newest request does not have it."
     )
-    cut = next((stretch for stretch in since if stretch.reason), None)
-    after = f", then {FORMS[cut.forms[0]]}" if cut is not None and cut.forms else ""
-    left = f"cut at request {cut.first} ({cut.reason}){after}" if cut is not None else ""
-    moves = [_move(before, stretch) for before, stretch in pairwise(since) if bool(before.forms) != bool(stretch.forms)]
-    if not since[0].forms:
-        moves = [f"never in the request that followed, {since[0].first}", *moves]
-    some = [f"{len(moves) - LISTED} earlier moves", *moves[-LISTED:]] if len(moves) > LISTED else moves
-    return f"{newest} {'; '.join(filter(None, (turns, left, ', '.join(some))))}."
+    changes = [list(group) for _, group in groupby(since, key=lambda stretch: _fullest(stretch.forms))]
+    told = [_change(change) for change in changes if change[0] is not since[0] or VERBATIM not in change[0].forms]
+    some = [f"{len(told) - LISTED} earlier changes", *told[-LISTED:]] if len(told) > LISTED else told
+    if pinned and VERBATIM not in now.forms:
+        some = [*some, f"Message {pinned[-1]} is pinned now, so that every request from the next run on has it"]
+    return " ".join((newest, *(f"{sentence}." for sentence in (f"Said in turn {since[0].turns[0]}", *some))))
 
 
-def _move(before: Stretch, stretch: Stretch) -> str:
-    if not stretch.forms:
-        return f"left at request {stretch.first}"
-    causes = {RECALLED: " because its prompt asked", VERBATIM: " because it was said again"}
-    cause = next((cause for form, cause in causes.items() if form in stretch.forms), f", {FORMS[stretch.forms[0]]}")
-    return f"back at request {stretch.first}{cause}"
+def _change(stretches: Sequence[Stretch]) -> str:
+    """State of a fact in consecutive requests, and its reason, in one sentence."""
+    first, form = stretches[0], _fullest(stretches[0].forms)
+    recalled = ", ".join(span(one.first, one.last) for one in stretches if one.forms)
+    if not form:
+        sent = f"sent only when recalled: {recalled}" if recalled else "not sent"
+    else:
+        sent = f"sent {FORMS[form]}" if form == VERBATIM else f"only {FORMS[form]}"
+    reason = f" ({first.reason})" if first.reason else ""
+    return f"Since request {first.first}{reason} it was {sent}"
+
+
+def span(first: int, last: int) -> str:
+    """Numbers of requests or turns in a row."""
+    return str(first) if first == last else f"{first}–{last}"

@@ -21,9 +21,6 @@ from context_compiler.record import browse
 from context_compiler.record.database import Database
 from context_compiler.tokens import as_counter
 
-MOST_OF_IT = 0.5
-"""Minimum fraction of the words that a near message contains."""
-
 
 class Nearest:
     """The messages of a record that have the most of a text's words, oldest first."""
@@ -37,8 +34,7 @@ class Nearest:
         self._terms = spelt(question, index, len(index)).terms
         held = {node: self._held(body) for node, body in found.items()}
         most = max(held.values(), default=0)
-        enough = most >= max(1, MOST_OF_IT * len(self._terms))
-        self.nodes = [node for node in reversed(held) if held[node] == most] if enough else []
+        self.nodes = [node for node in reversed(held) if held[node] == most] if most else []
 
     def sentence(self, text: str) -> str:
         """The sentence of a text that has most of the words, cut to `EXCERPT` characters."""

@@ -15,7 +15,7 @@ from context_compiler.compiler.cycle import Cycle, well_typed
 from context_compiler.messages.history import History
 from context_compiler.messages.rules import Rule, rule_name
 from context_compiler.messages.turns import REFERENCE, Outline
-from context_compiler.record.values import COMPILE, DISMISS, PIN, UNDO, UNPIN, Action, mapping_of
+from context_compiler.record.values import COMPILE, DISMISS, UNDO, Action, mapping_of, standing_pins
 from context_compiler.resilience import attempt
 
 HELD = 2
@@ -131,19 +131,13 @@ def base_config(config: str) -> str:
 
 def steering_of(actions: Sequence[Action]) -> tuple[Steering, Cycle | None]:
     """Steering that follows from all actions, and the cycle after the last compile or undo; None for raw history."""
-    pins: dict[str, Pin] = {}
-    for action in actions:
-        if action.kind in (PIN, UNPIN):
-            pins.pop(action.tip, None)
-        if action.kind == PIN:
-            pin = Pin.from_json(action.state)
-            pins |= {action.tip: pin} if pin is not None else {}
+    pins = map(Pin.from_json, standing_pins(actions).values())
     steps = [action for action in actions if action.kind in (COMPILE, UNDO)]
     last = steps[-1] if steps else None
     steering = Steering(
         generation=len(steps),
         held=last.tip if last is not None and last.kind == UNDO else "",
-        pins=tuple(pins.values()),
+        pins=tuple(pin for pin in pins if pin is not None),
         dismissed=tuple(
             Dismissal(str(mapping_of(action.state).get("name")), action.tip)
             for action in actions

@@ -43,7 +43,7 @@ from context_compiler.record import browse, queries
 from context_compiler.record.browse import Node, RequestRow, RequestTips, SessionRow
 from context_compiler.record.database import Database
 from context_compiler.record.store import SQLStore
-from context_compiler.record.values import Compile, Record
+from context_compiler.record.values import Compile, Record, recalled_tokens
 from context_compiler.tokens import as_counter
 
 __all__ = [
@@ -326,6 +326,8 @@ class Cut:
     """Tokens of the whole history."""
     sent: int
     """Tokens of what was sent."""
+    recalled: int
+    """Tokens of its recall blocks."""
     budget: int | None
     size: int | None = None
     """Tokens that the request would have had without a cut; None if the record does not say."""
@@ -353,12 +355,12 @@ class Cut:
         above = (
             f"the threshold of {self.threshold:,} in a {budget}" if self.threshold != self.budget else f"its {budget}"
         )
-        goal = f"to {self.target:,} or what must stay, so that later requests can grow"
+        needed = f"would have had {size:,} tokens, above {above}"
         if size <= self.threshold:
-            above = "and too little room for what it recalls beside them"
-        else:
-            above = f"above {above}"
-        return f"would have had {size:,} tokens, {above}. It was cut {goal}: {self.sent:,} were sent"
+            needed = f"would have had {size:,} of {self.budget or 0:,} tokens, which left too little room for recall"
+        recalled = f", {self.recalled:,} of them recalled" if self.recalled else ""
+        goal = f"The compile aimed at {self.target:,}, to leave room for later turns"
+        return f"{needed}. {goal}; {self.sent:,} were sent{recalled}"
 
     @property
     def _kept(self) -> str:
@@ -367,9 +369,9 @@ class Cut:
         return f"At most {self.turns:,} of its earlier turns had room." if self.turns else "No earlier turn had room."
 
 
-def cuts_of(db: Database, fates: Iterable[Fate]) -> tuple[Cut, ...]:
-    """The requests that decided the fates of messages, in order, each once."""
-    return tuple(cut_of(*request_of(db, number)) for number in sorted({fate.request for fate in fates if fate.request}))
+def cuts_of(db: Database, numbers: Iterable[int | None]) -> tuple[Cut, ...]:
+    """The requests that decided the fates of messages, in order, each once; None and 0 are none."""
+    return tuple(cut_of(*request_of(db, number)) for number in sorted({number for number in numbers if number}))
 
 
 def cut_of(row: RequestRow, record: Record) -> Cut:
@@ -380,6 +382,7 @@ def cut_of(row: RequestRow, record: Record) -> Cut:
         turn=row.turn_index + 1,
         raw=row.tokens_raw,
         sent=row.tokens_sent,
+        recalled=recalled_tokens(record),
         budget=row.budget,
         **{name: numbers.get(name) for name in ("size", "threshold", "target", "turns")},
         ordered=bool(numbers.get("ordered")),

@@ -13,9 +13,13 @@ from context_compiler.errors import TemplateError
 from context_compiler.fidelity import Fidelity
 from context_compiler.messages.history import reader_of, searchable
 from context_compiler.middleware.again import compile_again, recorded_settings
+from context_compiler.recall import Question
+from context_compiler.recall.question import pending_question
+from context_compiler.recall.terms import passage_terms
 from context_compiler.record.browse import RequestRow
 from context_compiler.record.values import Record, template_name
 from context_compiler.resilience import try_await
+from context_compiler.settings import Amount
 from context_compiler.template import TemplateLibrary
 from context_compiler.tokens import as_counter
 
@@ -24,6 +28,9 @@ TRIALS = 6
 
 RECALLS = (0.15, 0.3, 0.5, 1.0)
 """Values of `recall` that are tried, in order."""
+
+FAILS = "docs/recall.md#where-it-pays-and-where-it-fails"
+"""Section of the documentation on questions in other words."""
 
 Keeps = Callable[[int], Awaitable[bool]]
 """True if a view within a budget contains what is wanted."""
@@ -59,18 +66,47 @@ class Remedy:
     budget: int | None
     """Smallest budget that keeps it; None if none does, or if the request has no budget."""
     recall: float | None
-    """Smallest `recall`, of those tried, that keeps it within the budget of the request; None if none does."""
+    """Smallest larger `recall`, of those tried, that keeps it within the budget of the request; None if none does."""
     live: bool
-    """True for a request of an agent, whose later prompts may bring it back."""
+    """True for a request of an agent."""
+    whole: int
+    """Tokens of the request with the whole history."""
+    had_recall: Amount
+    """`recall` of the request; 0 if it was off."""
+    asked: bool
+    """True if the prompt shares a word with the message, which recall needs to find it."""
+    pinned: bool = False
+    """True if the message has been pinned since."""
 
     def __str__(self) -> str:
-        """The changes in one sentence."""
-        kept = [f"a budget of {self.budget:,}"] if self.budget is not None else []
-        kept += [f"recall={self.recall:g} within the same budget"] if self.recall is not None else []
+        """The changes in a few sentences."""
+        return " ".join(filter(None, (self._tried, self._recalled, self._kept)))
+
+    @property
+    def _tried(self) -> str:
+        above = f", more than the whole history ({self.whole:,})," if (self.budget or 0) > self.whole else ""
+        ways = [f"a budget of {self.budget:,}{above}"] if self.budget is not None else []
+        ways += [f"recall={self.recall:g}"] if self.recall is not None else []
         what = f"{self.words!r} of message {self.message}" if self.words else f"message {self.message}"
-        tried = f"Compiled anew, {' or '.join(kept)} keeps {what}." if kept else f"No budget tried keeps {what}."
-        again = " With recall, it comes back when a prompt asks for it." if self.live else ""
-        return f"{tried} Pinned, it stays in every request, for {self.tokens:,} tokens each.{again}"
+        view = "An agent" if self.live else "A view"
+        return f"{view} with {' or '.join(ways)} would have kept {what}." if ways else f"No budget tried keeps {what}."
+
+    @property
+    def _recalled(self) -> str:
+        if not self.live:
+            return ""
+        if not self.had_recall:
+            return "Recall was off, so that no prompt could bring it back."
+        was = f"Recall was on ({self.had_recall:g})"
+        if self.asked:
+            return f"{was}, and the prompt shares words with it, but others fit the prompt better or took the room."
+        return f"{was}, but the prompt shares no word with it, so that recall cannot find it ({FAILS})."
+
+    @property
+    def _kept(self) -> str:
+        if self.pinned:
+            return "It is pinned now: every request from the next run on has it."
+        return f"Pin it ({self.tokens:,} tokens in every request), or phrase it as a rule ('never …')."
 
 
 async def find_remedy(
@@ -107,14 +143,27 @@ async def find_remedy(
         texts = [searchable(reader.one(message)) for message in view.messages] if view is not None else []
         return bool(wanted) and wanted in _flat("\n".join(texts))
 
+    had_recall = 0 if named is Fidelity.TRUNCATE else recorded_settings(record)["recall"]
+    question, message = pending_question(reader.read(raw), reader.counter), reader.one(raw[position])
+    terms = Question.of(question.text).terms if question is not None else frozenset[str]()
+    asked = not terms.isdisjoint(passage_terms(searchable(message)))
     budget = recall = None
     if row.budget is not None:
         budget = await smallest_budget(view_has, row.budget, row.tokens_raw)
-        for share in (share for share in RECALLS if share > recorded_settings(record)["recall"]):
-            if recall is None and await view_has(row.budget, recall=share):
+        for share in RECALLS:
+            if recall is None and asked and share > had_recall and await view_has(row.budget, recall=share):
                 recall = share
-    tokens, live = reader.one(raw[position]).tokens, record.run_id is not None
-    return Remedy(message=position, words=words, tokens=tokens, budget=budget, recall=recall, live=live)
+    return Remedy(
+        message=position,
+        words=words,
+        tokens=message.tokens,
+        budget=budget,
+        recall=recall,
+        live=record.run_id is not None,
+        whole=row.tokens_raw,
+        had_recall=had_recall,
+        asked=asked,
+    )
 
 
 def places(messages: Sequence[ModelMessage], words: str) -> tuple[int, ...]:

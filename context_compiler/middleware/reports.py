@@ -25,6 +25,11 @@ from context_compiler.tokens.prices import dollars
 
 LOG = logging.getLogger("context_compiler")
 
+CAUSES = {"answer": "its answers are unusable", "call": "the call failed", "timeout": "it took too long"}
+"""Causes of a `CompileError`, by its phase."""
+
+ADVICE = "; the conversation goes on without it, `context-compiler views show ID` says why, model='none' asks no model"
+
 _REPORTED: ContextVar[set[str] | None] = ContextVar("reported", default=None)
 """Errors that the current operation has reported; None outside of operations."""
 
@@ -91,7 +96,8 @@ def log_text(error: Exception) -> str:
     """One line about an error that is safe to log: texts of foreign errors are left out, as they may quote messages."""
     kind = type(error).__name__
     if isinstance(error, CompileError) and error.phase != "setup":  # nothing was sent yet at "setup"
-        return safe_line(f"{kind}: {error.phase} ({error.model})")
+        cause = CAUSES.get(error.phase, error.phase)
+        return safe_line(f"{kind}: {error.model} wrote no summary ({cause}){ADVICE}")
     if isinstance(error, ContextCompilerError):
         return safe_line(f"{kind}: {error}")
     frames = traceback.extract_tb(error.__traceback__)

@@ -23,7 +23,8 @@ PHASE_LINE = 40
 """Approximate size of a phase in the outline, in tokens."""
 
 FEW = 3
-"""Minimum number of phases in an outline and of turns in a phase; number of turns compared on each side of a gap."""
+"""Minimum number of phases in an outline and of turns in a phase; number of turns compared on each side of a gap;
+minimum number of distinct words in the prompt that a line quotes."""
 
 OPENING = 80
 """Maximum number of characters quoted from the beginning of a phase."""
@@ -150,12 +151,19 @@ def _word_counts(part: Sequence[_UserTurn]) -> Counter[str]:
 
 
 def _distinctive_words(parts: Sequence[Sequence[_UserTurn]]) -> list[list[str]]:
-    """Most distinctive words of each phase, best first by tf-idf; ties in alphabetical order."""
-    counts = [_word_counts(part) for part in parts]
-    spread = Counter(word for count in counts for word in count)
+    """Words of several prompts of a phase that are most typical of it, best first; ties in alphabetical order.
+
+    They are those that contribute most to the Kullback-Leibler divergence of its prompts from all prompts.
+    """
+    spoken = [Counter(word for turn in part for word in turn.words) for part in parts]
+    everywhere, size = sum(spoken, Counter[str]()), sum(map(len, parts))
     by_phase: list[list[str]] = []
-    for count in counts:
-        weights = {word: times * log((1 + len(parts)) / spread[word]) for word, times in count.items()}
+    for part, counts in zip(parts, spoken, strict=True):
+        weights = {
+            word: prompts * log(prompts * size / (len(part) * everywhere[word]))
+            for word, prompts in counts.items()
+            if prompts > 1
+        }
         best = sorted((word for word in weights if weights[word] > 0), key=lambda word: (-weights[word], word))
         by_phase.append(best[:DISTINCTIVE_WORDS])
     return by_phase
@@ -167,4 +175,5 @@ def _phase_line(part: Sequence[_UserTurn], distinctive: Sequence[str]) -> str:
     days = f"{first.day} to {last.day}" if first.day != last.day else first.day
     label = " · ".join(filter(None, (turns, days)))
     about = f" ({', '.join(distinctive)})" if distinctive else ""
-    return f"[{label}] {next((turn.opening for turn in part if turn.opening), '')}{about}"
+    opening = next((turn for turn in part if len(turn.words) >= FEW), first).opening
+    return f"[{label}] {opening}{about}"

@@ -14,7 +14,7 @@ from context_compiler.record import rows
 from context_compiler.record.database import Database
 from context_compiler.record.queries import OWNED, SUMMARIES, VIEWS, record_of
 from context_compiler.record.rows import prefix, writer_of
-from context_compiler.record.values import Compile, Drop, Record, mapping_of
+from context_compiler.record.values import REPLAYS, Compile, Drop, Record, mapping_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -504,11 +504,11 @@ def root_of(db: Database, node: str) -> str | None:
 
 
 def first_tips(db: Database, after: int = 0) -> list[tuple[int, str]]:
-    """Sessions with a row number above `after`, as `(row number, raw tip of the first request)`."""
+    """Sessions with a row number above `after`, as `(row number, raw tip of the first request)`; no replays."""
     sessions = db.execute(
         "SELECT s.id, coalesce((SELECT v.raw_tip FROM views v WHERE v.session = s.id AND v.raw_tip NOT NULL"
         " ORDER BY v.id LIMIT 1), s.raw_tip) AS tip FROM sessions s WHERE s.id > ?1"
-        f" AND {OWNED.format(2)}",
+        f" AND s.session_id NOT LIKE '{REPLAYS}' AND {OWNED.format(2)}",
         (after, db.owner),
     )
     return [(row[0], row[1]) for row in sessions if row[1] is not None]

@@ -35,6 +35,7 @@ from context_compiler.record.values import (
     list_of,
     mapping_of,
     parse_json,
+    recalled_tokens,
     with_null_reasons,
 )
 
@@ -436,10 +437,7 @@ def view_row(entry: Entry, session: int, summary: int | None, prefix: str) -> tu
 def _summed(record: Record) -> tuple[Column, ...]:
     """Return the columns `SUMMED` of a request."""
     price = input_price(record)
-    tokens = record.ledger.get("tokens")
-    recall = cast("dict[str, object]", tokens).get("recall") if isinstance(tokens, dict) else None
-    shown = round(recall * record.ratio) if isinstance(recall, int) else 0
-    return (price.model, price.provider, price.cached, price.cached_raw, shown)
+    return (price.model, price.provider, price.cached, price.cached_raw, recalled_tokens(record))
 
 
 def to_compile(row: Row) -> Compile:

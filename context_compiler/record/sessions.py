@@ -97,10 +97,18 @@ def save_layers(db: Database, session_id: str, vault_name: str, state: str, *, a
 
 def actions(db: Database, session_id: str, vault_name: str = "") -> list[Action]:
     """Manual actions on a conversation, oldest first."""
+    key = session_key(db, session_id, vault_name)
+    return _actions(db, "s.session_id = ? AND s.vault_name = ? AND s.owner = ?", key)
+
+
+def actions_of(db: Database, session: int) -> list[Action]:
+    """Manual actions on the conversation with a row number, oldest first."""
+    return _actions(db, "s.id = ?", (session,))
+
+
+def _actions(db: Database, condition: str, values: Sequence[object]) -> list[Action]:
     stored = db.execute(
-        "SELECT a.* FROM actions a JOIN sessions s ON s.id = a.session"
-        " WHERE s.session_id = ? AND s.vault_name = ? AND s.owner = ? ORDER BY a.number",
-        session_key(db, session_id, vault_name),
+        f"SELECT a.* FROM actions a JOIN sessions s ON s.id = a.session WHERE {condition} ORDER BY a.number", values
     ).fetchall()
     return [
         Action(

@@ -12,12 +12,14 @@ from context_compiler.record.browse import requests_using_compile
 from context_compiler.record.database import Database
 from context_compiler.record.queries import OWNED
 from context_compiler.record.rows import escape_surrogates, stamp
-from context_compiler.record.values import mapping_of
+from context_compiler.record.values import REPLAYS, mapping_of
 
 IMPORTED = "imported"
 """First word of the status of an imported conversation, of which nothing was sent."""
 
 _IMPORTED = f"v.status LIKE '{IMPORTED}%'"
+_SENDS = f"s.session_id NOT LIKE '{REPLAYS}'"
+"""Condition for the sessions that count in totals: of a replay, nothing was sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,7 @@ class Sums:
 
 
 def sums_of(db: Database, session_id: str | None, sizes_of: SizesOf) -> Sums:
-    """Sums over the sessions with a name, or over all that the connection sees.
+    """Sums over the sessions with a name, or over all that the connection sees, except replays.
 
     Args:
         db: The record.
@@ -78,7 +80,8 @@ def sums_of(db: Database, session_id: str | None, sizes_of: SizesOf) -> Sums:
         sizes_of: Function from a model and its provider to the sizes of a request above which other rates apply.
     """
     name = None if session_id is None else escape_surrogates(session_id)
-    query = f"SELECT s.id, s.session_id FROM sessions s WHERE (?1 IS NULL OR s.session_id = ?1) AND {OWNED.format(2)}"
+    named = f"(s.session_id = ?1 OR ?1 IS NULL AND {_SENDS})"
+    query = f"SELECT s.id, s.session_id FROM sessions s WHERE {named} AND {OWNED.format(2)}"
     with db.snapshot():
         names = {row[0]: row[1] for row in db.execute(query, (name, db.owner))}
         among = None if session_id is None and db.owner is None else [*names]
@@ -108,10 +111,10 @@ def sums_over_time(
 
 
 def own_sessions(db: Database) -> list[int] | None:
-    """Sessions of the connection's owner; None if it sees those of all owners."""
+    """Sessions of the connection's owner, except replays; None if it sees those of all owners."""
     if db.owner is None:
         return None
-    return [row[0] for row in db.execute("SELECT s.id FROM sessions s WHERE s.owner = ?", (db.owner,))]
+    return [row[0] for row in db.execute(f"SELECT s.id FROM sessions s WHERE s.owner = ? AND {_SENDS}", (db.owner,))]
 
 
 def _grouped(
@@ -224,7 +227,7 @@ def unsent_usage(
 
 
 def _within(sessions: Sequence[int] | None) -> tuple[str, tuple[str, ...]]:
-    """SQL condition on the session of a row `v`, and its parameters."""
+    """SQL condition on the session of a row `v`, and its parameters; None is all except replays."""
     if sessions is None:
-        return "1 = 1", ()
+        return f"v.session IN (SELECT s.id FROM sessions s WHERE {_SENDS})", ()
     return "v.session IN (SELECT value FROM json_each(?))", (json.dumps(sessions),)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from importlib import import_module
@@ -57,6 +57,20 @@ def positions_of(what: str) -> range:
     return range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
 
 
+def replay_session(number: object, session: str) -> str:
+    """Name of the session that contains the recorded replay of a request of a session."""
+    return f"replay of {number} · {session}"
+
+
+REPLAYS = replay_session("%", "%")
+"""Pattern of the names of those sessions, for SQL's LIKE."""
+
+
+def is_replay(session: str) -> bool:
+    """True for the name of a session that contains a recorded replay."""
+    return re.match(r"replay of \d+ · ", session) is not None
+
+
 COMPILE, UNDO, PIN, UNPIN, DISMISS = "compile", "undo", "pin", "unpin", "dismiss"
 """Kinds of actions."""
 
@@ -76,6 +90,17 @@ class Action:
     """Row number of the compile that this action made or undid."""
     number: int = 0
     """Ordinal within the conversation, starting at 1; 0 until the action is stored."""
+
+
+def standing_pins(actions: Iterable[Action]) -> dict[str, str]:
+    """States of the messages that are pinned after some actions, by chain id, in the order of their pins."""
+    pins: dict[str, str] = {}
+    for action in actions:
+        if action.kind in (PIN, UNPIN):
+            pins.pop(action.tip, None)
+        if action.kind == PIN:
+            pins[action.tip] = action.state
+    return pins
 
 
 def parse_json(text: object) -> Any:
@@ -258,8 +283,17 @@ def template_name(record: Record) -> str:
 
 def fixed_tokens(record: Record) -> int:
     """Tokens of the instructions and tools of a recorded request, which a view does not change."""
+    return _section_tokens(record, FIXED)
+
+
+def recalled_tokens(record: Record) -> int:
+    """Tokens of the recall blocks of a recorded request, as its model counts them."""
+    return round(_section_tokens(record, "recall") * record.ratio)
+
+
+def _section_tokens(record: Record, section: str) -> int:
     sections = record.ledger.get("tokens")
-    given = cast("Mapping[str, object]", sections).get(FIXED) if isinstance(sections, Mapping) else None
+    given = cast("Mapping[str, object]", sections).get(section) if isinstance(sections, Mapping) else None
     return given if isinstance(given, int) else 0
 
 

@@ -212,9 +212,7 @@ async def _overview(sources: Sources, values: Values) -> Overview:
 
 
 async def _fact(sources: Sources, values: Values) -> FactPage:
-    found = await sources.facts.session(values["number"], values["q"])
-    places = [one.index for one in found.mentions]
-    return replace(found, pinned=await sources.inspector.pinned(found.session, found.newest, places))
+    return await sources.facts.session(values["number"], values["q"])
 
 
 async def _timeline(sources: Sources, values: Values) -> Timeline:

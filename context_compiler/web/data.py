@@ -14,7 +14,7 @@ from typing import Any, cast
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.origins import Fate
-from context_compiler.compiler.steering import Pin, steering_of
+from context_compiler.compiler.pins import pinned_positions
 from context_compiler.compiler.trace import (
     Cut,
     Echo,
@@ -29,7 +29,6 @@ from context_compiler.compiler.trace import (
     verdict_of,
 )
 from context_compiler.errors import ContextCompilerError
-from context_compiler.ids import chain_id, identity
 from context_compiler.messages.bodies import load_messages
 from context_compiler.messages.display import (
     ABSENT,
@@ -70,9 +69,6 @@ MAX_PAGE_TEXT, MIN_PART_TEXT = 90_000, 600
 
 WEIGHED, BIGGEST = 400, 8
 """Maximum messages of a view that is searched for its biggest messages, and number of messages listed."""
-
-NAMED = 5_000
-"""Maximum messages of a history in which pins are found by position; in a longer one, equal messages share a pin."""
 
 VERDICTS = (VERBATIM, SHORTENED, PARTIAL, IDENTIFIER, CARRIED, TOLD, ABSENT)
 """Verdicts on a raw message, from fully to not at all in the request."""
@@ -307,9 +303,9 @@ class Inspector(Tracer):
         loaded = await self.read(partial(self._why, number=number, page=page, only=only, message=message))
         if message and loaded.messages[0].verdict != VERBATIM:
             loaded = replace(loaded, remedy=await self._remedy(number, loaded.messages[0].message.index))
-        return replace(
-            loaded, pinned=await self._steerable_pins(loaded, [shown.message.index for shown in loaded.messages])
-        )
+        pinned = await self._steerable_pins(loaded, [shown.message.index for shown in loaded.messages])
+        remedy = loaded.remedy and replace(loaded.remedy, pinned=loaded.remedy.message in pinned)
+        return replace(loaded, pinned=pinned, remedy=remedy)
 
     async def _remedy(self, number: int, position: int) -> Remedy:
         """Find what would have kept a message, in a thread, because histories are compiled again."""
@@ -323,40 +319,13 @@ class Inspector(Tracer):
         return await asyncio.to_thread(lambda: asyncio.run(work()))
 
     async def _steerable_pins(self, shown: RequestPage | WhyPage, positions: Sequence[int]) -> tuple[int, ...]:
-        return await self.pinned(shown.session, shown.request.id, positions) if shown.steerable else ()
+        """Those of some positions in the raw history of a request that are pinned."""
+        row = shown.request
 
-    async def pinned(self, session: SessionRow, request: int, positions: Sequence[int]) -> tuple[int, ...]:
-        """Return those of some positions in the raw history of a request that are pinned."""
-        if not positions:
-            return ()
-        actions = await self.store.scoped(session.owner).actions(session.session_id, session.vault_name)
-        pins = steering_of(actions)[0].pins
-        if not pins:
-            return ()
-        return await self.read(partial(self._pinned_places, request=request, pins=pins, positions=positions))
+        def query(db: Database) -> tuple[int, ...]:
+            return pinned_positions(db, row.session, self.chain(db, row.raw_tip, row.session), positions)
 
-    def _pinned_places(
-        self, db: Database, request: int, pins: Sequence[Pin], positions: Sequence[int]
-    ) -> tuple[int, ...]:
-        row, _ = request_of(db, request)
-        chain = self.chain(db, row.raw_tip, row.session)
-        names = {pin.name for pin in pins}
-        named = dict(
-            zip(
-                positions,
-                map(identity, browse.bodies(db, [chain[position].content for position in positions])),
-                strict=True,
-            )
-        )
-        alike = {position: name for position, name in named.items() if name in names}
-        if not alike or len(chain) > NAMED:
-            return tuple(alike)
-        tips = list[str]()
-        for body in browse.bodies(db, [node.content for node in chain]):
-            tips.append(chain_id(tips[-1] if tips else None, identity(body)))
-        pinned = {pin.tip for pin in pins}
-        moved = {pin.name for pin in pins if pin.tip not in tips}
-        return tuple(position for position, name in alike.items() if tips[position] in pinned or name in moved)
+        return await self.read(query) if shown.steerable else ()
 
     def _request(self, db: Database, number: int, page: int) -> RequestPage:
         row, record = request_of(db, number)
@@ -480,7 +449,7 @@ class Inspector(Tracer):
             strip="".join(verdict[0] for verdict in verdicts),
             searched=searched,
             messages=tuple(shown),
-            cuts=cuts_of(db, (raw_message.fate for raw_message in shown)),
+            cuts=cuts_of(db, (raw_message.fate.request for raw_message in shown)),
             message=message,
             remedy=None,
             pages=pages,

@@ -26,11 +26,13 @@ from context_compiler.record.totals import (
     request_sums,
     sums_over_time,
 )
+from context_compiler.record.values import is_replay
 from context_compiler.web.data import PAGE, Inspector, Pages
 
-AGENT, CHAT, STAGE, IMPORT = "agent", "chat", "pipeline", "import"
-KINDS = (AGENT, CHAT, STAGE, IMPORT)
-"""Kinds of sessions: of an agent or a manager, of a chat, of a stage of a pipeline, and imported without a request."""
+AGENT, CHAT, STAGE, IMPORT, REPLAYED = "agent", "chat", "pipeline", "import", "replay"
+KINDS = (AGENT, CHAT, STAGE, IMPORT, REPLAYED)
+"""Kinds of sessions: of an agent or a manager, of a chat, of a stage of a pipeline, imported without a request, and a
+replay."""
 
 STEPS = ((16, timedelta(minutes=1)), (13, timedelta(hours=1)), (10, timedelta(days=1)), (10, timedelta(days=7)))
 """Lengths of a period, with the characters of a time that name it; the shortest with at most `PERIODS` is used."""
@@ -166,6 +168,8 @@ class Home:
         folders = transcript_folders(self.inspector.store.place, self._vault, self._system, session.owner)
         if name and any((folder / name).is_file() for folder in folders):
             return CHAT
+        if is_replay(session.session_id):
+            return REPLAYED
         return AGENT if session.tokens_sent or session.managed else IMPORT
 
     def _overview(self, db: Database) -> Overview:

@@ -73,7 +73,7 @@ def test_the_demo_records_a_session_in_which_a_fact_leaves_and_comes_back(
     found = again("sessions", "find", "demo", ASKED, "--json").json
     had = [bool(one["forms"]) for one in found["stretches"] if one["known"]]
     assert had.count(False) >= 2 and had[-1]
-    assert "because its prompt asked" in found["answer"]
+    assert "it was sent only when recalled: " in found["answer"]
     second = again("demo", "--json").json
     for name in ("requests", "raw_tokens", "answers", "checks"):
         assert second[name] == first[1][name], "a second demo says the same and adds nothing"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from functools import partial
 from pathlib import Path
@@ -11,8 +12,10 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from context_compiler.cli.root import app
+from context_compiler.compiler.facts import span
 from context_compiler.web.app import create_app
 from tests.cli.conftest import DEMO, Command, one_line
+from tests.support.trip import FACT, plan
 
 CODE = "orchid-7731"
 
@@ -52,10 +55,15 @@ def test_a_fact_is_followed_through_all_requests(chatted: Command) -> None:
     found = chatted("sessions", "find", "main", CODE, "--json").json
     forms = [one["forms"] for one in found["stretches"]]
     assert forms[0] == ["verbatim"] and "verbatim" not in forms[1] and any("recalled" in form for form in forms)
+    gone = [one for one in found["stretches"] if one["known"] and not one["forms"]]
+    assert len(gone) > 1 and all(one["reason"] and one["request"] <= one["first"] for one in gone)
     left = found["stretches"][1]
-    assert left["reason"] and left["step"]
+    assert left["reason"] and left["step"] and left["request"] == left["first"]
+    recalled = [str(one["first"]) for one in found["stretches"] if one["forms"] == ["recalled"]]
+    assert f"it was sent only when recalled: {', '.join(recalled)}" in found["answer"]
     shown = chatted("sessions", "find", "main", CODE.upper())
-    assert f"step {left['step']} of the cut order" in shown.out and "recalled before a prompt" in shown.out
+    dropped = f"dropped at request {left['request']} (step {left['step']} of the cut order): {left['reason']}"
+    assert shown.out.count(dropped) == len(gone) and "recalled before a prompt" in shown.out
     assert f"had it, {found['requests_since'] - found['had']} did not" in shown.out
     assert f"views why {found['stretches'][-1]['last']} " in shown.out
 
@@ -81,7 +89,7 @@ def test_an_absent_message_comes_with_the_numbers_of_its_cut_and_a_budget_that_k
     assert cut["sent"] <= cut["budget"]
     said = " ".join(chatted("views", "why", number, CODE).out.split())
     assert f"would have had {cut['size']:,} tokens, above the threshold of {cut['threshold']:,}" in said
-    assert f"a budget of {remedy['budget']:,}" in said and "comes back when a prompt asks" in said
+    assert f"An agent with a budget of {remedy['budget']:,}" in said and "Recall was on (0.5)" in said
     assert "sessions pin main m0" in said and said.count("cut order") <= 1
     again = ("views", "replay", number, "--trigger", "1.0", "--json", "--budget")
     assert CODE in str(chatted(*again, remedy["budget"]).json["messages"])
@@ -90,7 +98,7 @@ def test_an_absent_message_comes_with_the_numbers_of_its_cut_and_a_budget_that_k
         shown = client.get(f"/requests/{number}/why", params={"message": "m0"}).text
         wrong = client.get(f"/api/requests/{number}/why", params={"message": "m4000"})
     assert one["cuts"] == why["cuts"] and one["remedy"]["budget"] >= remedy["budget"]
-    assert f"Compiled anew, a budget of {one['remedy']['budget']:,}" in " ".join(shown.split())
+    assert f"An agent with a budget of {one['remedy']['budget']:,}" in " ".join(shown.split())
     assert wrong.status_code == 404 and "give m0 to m" in wrong.json()["error"]
 
 
@@ -107,9 +115,11 @@ def test_a_request_shows_for_each_message_whether_it_was_sent_quoted_or_left_out
     find = partial(chatted, "sessions", "find", "main", CODE, "--json")
     number = next(one["first"] for one in find().json["stretches"] if one["known"] and not one["forms"])
     words = chatted("views", "why", number, CODE)
-    assert "the words are not in it" in words.out and "not in the request" in words.out and "step " in words.out
+    (gone, *_) = (one for one in find().json["stretches"] if one["first"] == number)
+    dropped = f"dropped at request {gone['request']} (step {gone['step']} of the cut order): {gone['reason']}"
+    assert f"the words are not in it: {dropped}" in words.out and "not in the request" in words.out
     every = chatted("views", "why", number, "--json").json
-    assert every["forms"] is None and len(every["messages"]) > 8
+    assert every["words"] is None and len(every["messages"]) > 8
     assert every["messages"][-1]["fate"]["form"] == "verbatim"
     turn = chatted("views", "why", number, "turn 1", "--json").json["messages"]
     assert [one["index"] for one in turn] == [0, 1]
@@ -119,7 +129,89 @@ def test_a_fact_found_in_a_recall_block_is_labelled_so(chatted: Command) -> None
     stretches = chatted("sessions", "find", "main", CODE, "--json").json["stretches"]
     number = next(one["first"] for one in stretches if one["forms"] == ["recalled"])
     shown = chatted("views", "why", number, CODE).out
+    assert f"request {number} of session main" in shown
     assert "the words are in it: recalled before a prompt" in shown and "words of it: recalled" in shown
+
+
+@pytest.fixture(scope="module")
+def trip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A record of the trip, planned with recall and without it."""
+    db = tmp_path_factory.mktemp("trip") / "context.db"
+    asyncio.run(plan(db))
+    asyncio.run(plan(db, "off", recall=0))
+    return db
+
+
+@pytest.fixture
+def planned(cc: Command, trip: Path, tmp_path: Path) -> Command:
+    """A command line beside a copy of that record."""
+    (tmp_path / "system").mkdir()
+    shutil.copy(trip, tmp_path / "system" / "context.db")
+    return cc
+
+
+def test_a_fact_is_lost_where_a_later_compile_replaced_its_quotes(planned: Command) -> None:
+    found = planned("sessions", "find", "trip", FACT, "--json").json
+    known = [one for one in found["stretches"] if one["known"]]
+    quoted = next(one for one in known if one["forms"] == ["quoted"])
+    lost = next(one for one in known if one["first"] > quoted["last"])
+    assert quoted["request"] == quoted["first"] and quoted["step"]
+    gone = [one for one in known if not one["forms"]]
+    assert len(gone) > 2 and gone[0]["first"] >= lost["first"]
+    assert all((one["request"], one["step"]) == (lost["first"], 0) for one in gone)
+    dropped = f"dropped at request {lost['first']}: the compile there chose other quotes"
+    assert planned("sessions", "find", "trip", FACT).out.count(dropped) >= len(gone)
+    with TestClient(create_app(Path("system/context.db")), base_url="http://localhost") as client:
+        assert client.get("/sessions/1/fact", params={"q": FACT}).text.count(dropped) >= len(gone)
+    for one in gone:
+        shown = planned("views", "why", one["first"], FACT).out
+        assert f"the words are not in it: {dropped}" in shown
+        assert f"Request {quoted['first']} (turn" in shown and f"Request {lost['first']} (turn" in shown
+    recalled = [span(one["first"], one["last"]) for one in known if one["forms"] == ["recalled"]]
+    since = f"Since request {lost['first']} (the compile there chose other quotes) it was sent only when recalled: "
+    assert f"{since}{', '.join(recalled)}." in found["answer"]
+
+
+def test_the_advice_knows_whether_recall_was_on_and_whether_the_prompt_asked(planned: Command) -> None:
+    last = planned("sessions", "find", "trip", FACT, "--json").json["newest"]
+    found = planned("sessions", "find", "off", FACT, "--json").json
+    unasked = planned("views", "why", last, FACT).out
+    assert "the prompt shares no word with it" in unasked and "docs/recall.md#where-it-pays-and-where" in unasked
+    assert "Pin it (18 tokens in every request), or phrase it as a rule" in unasked and "recall=" not in unasked
+    off = planned("views", "why", found["newest"], FACT)
+    assert "Recall was off" in off.out and "recall cannot find it" not in off.out
+    asked = planned("views", "why", 16, "Graça to Estrela").out  # both take something
+    assert "Recall was on (0.5), and the prompt shares words with it" in asked and "docs/recall.md" not in asked
+
+
+def test_a_pinned_message_is_not_offered_to_be_pinned_and_its_requests_name_the_pin(chatted: Command) -> None:
+    find = partial(chatted, "sessions", "find", "main", CODE)
+    number = next(one["first"] for one in find("--json").json["stretches"] if one["known"] and not one["forms"])
+    assert "pin it: " in chatted("views", "why", number, CODE).out
+    chatted("sessions", "pin", "main", "m0")
+    shown = chatted("views", "why", number, CODE).out
+    assert "pin it: " not in shown and "Pin it" not in shown and "every request from the next run on has it" in shown
+    before = find("--json").json
+    assert not any(one["reason"] == "pinned" for one in before["stretches"])
+    assert before["answer"].endswith("Message 0 is pinned now, so that every request from the next run on has it.")
+    chatted("chat", "--model", "scripted:0", "--endless", "--budget", "500", input="And now?\n")
+    after = find("--json").json
+    newest = after["stretches"][-1]
+    assert "verbatim" in newest["forms"] and newest["reason"] == "pinned" and "pinned now" not in after["answer"]
+    assert find().out.count("pinned") > 1
+
+
+def test_messages_with_a_single_word_are_near_and_the_search_fails(planned: Command) -> None:
+    near = planned("sessions", "find", "trip", "peanut allergy Ben")
+    assert near.code == 1 and near.out.index("Ben is allergic") < near.out.index("follow the first")
+    every = planned("sessions", "find", "peanut allergy Ben", "--json")
+    assert every.code == 1 and {one["session"] for one in every.json["sessions"]} == {"trip", "off"}
+    with TestClient(create_app(Path("system/context.db")), base_url="http://localhost") as client:
+        page = client.get("/sessions/1/fact", params={"q": "peanut allergy Ben"}).text
+        assert "These messages come nearest" in page and "Ben is allergic" in page
+        assert "No session matches" not in client.get("/sessions", params={"text": "peanut allergy Ben"}).text
+    assert planned("sessions", "find", "trip", FACT).code == 0
+    assert planned("sessions", "find", "zebra").code == 1
 
 
 def test_without_a_session_all_are_searched_for_the_words_or_near_ones(chatted: Command) -> None:
@@ -158,7 +250,7 @@ def test_a_pipe_gets_every_message_and_a_terminal_gets_the_option_that_shows_all
 
 def test_a_turn_that_goes_while_the_budget_has_room_is_over_the_threshold(chatted: Command) -> None:
     shown = [chatted("views", "show", one["id"]) for one in chatted("views", "list", "--json").json["views"]]
-    assert any("recent, but the request was over the threshold" in one.out for one in shown)
+    assert any("a recent turn, but the request was over the threshold" in one.out for one in shown)
     assert not any("over budget" in one.out for one in shown)
 
 

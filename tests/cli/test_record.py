@@ -9,10 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage
+from starlette.testclient import TestClient
 
+from context_compiler import ContextCompiler
+from context_compiler.cli.options import open_record
 from context_compiler.record.store import SQLiteStore
 from context_compiler.record.values import Entry
+from context_compiler.web.app import create_app
 from tests.cli.conftest import DEMO, Command, chat, one_line, request, written
+from tests.support.agents import Talker
 
 READERS = [
     ("views", "list"),
@@ -243,10 +250,33 @@ def test_a_replay_reports_a_template_that_has_changed_or_is_gone(recorded: Comma
     assert said.code == 2 and "own" in one_line(said) and "name one with --template" in said.err
 
 
-def test_a_replay_is_recorded_only_on_request(recorded: Command) -> None:
+def test_a_replay_is_recorded_only_on_request_and_beside_its_session(recorded: Command) -> None:
+    asked = (
+        ("stats",),
+        ("stats", "--session", "demo"),
+        ("sessions", "show", "demo"),
+        ("sessions", "find", "my explicit yes"),
+    )
+    before = [recorded(*command, "--json").out for command in asked]
     said = recorded("views", "replay", 2, "--template", "extractive", "--budget", 900, "--record")
-    assert said.out.endswith("recorded as view 4\n")
-    assert recorded("views", "show", 4, "--json").json["view"]["session_id"] == "demo"
+    assert said.out.endswith("recorded as view 4, in session replay of 2 · demo\n")
+    assert recorded("views", "show", 4, "--json").json["view"]["session_id"] == "replay of 2 · demo"
+    assert [recorded(*command, "--json").out for command in asked] == before
+
+
+async def test_an_agent_continues_after_its_own_last_turn_and_not_after_a_replay(cc: Command, tmp_path: Path) -> None:
+    db, history, talker = tmp_path / "context.db", list[ModelMessage](), Talker("Noted.")
+    for turn in range(6):
+        agent = Agent(talker.model, capabilities=[ContextCompiler(store=db, system=None, model="none", budget=300)])
+        said = await agent.run(f"Part {turn}: {'some words of it ' * 20}", message_history=history, conversation_id="c")
+        history = said.all_messages()
+    given = ("views", "replay", 3, "--budget", 200, "--record", "--db", db)
+    assert (await asyncio.to_thread(cc, *given)).code == 0
+    async with open_record(db) as store:
+        assert [len(await store.transcript("c")), len(await store.transcript("replay of 3 · c"))] == [12, 5]
+    with TestClient(create_app(db, system=None), base_url="http://127.0.0.1") as client:
+        kinds = {one["session_id"]: one["kind"] for one in client.get("/api/sessions").json()["sessions"]}
+    assert kinds == {"c": "agent", "replay of 3 · c": "replay"}
 
 
 def test_a_replay_with_a_wrong_template_is_reported_in_one_line(recorded: Command) -> None:

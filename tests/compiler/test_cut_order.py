@@ -86,7 +86,7 @@ def test_a_summary_shrinks_to_medium_low_and_compact() -> None:
 
 def test_recent_turns_go_oldest_first_but_never_the_active_one() -> None:
     on = bench(long_history(3, tools_per_turn=0))
-    assert climb(on, cut_order.drop_recent_turns) == ["recent, but the request was over budget"] * 3
+    assert climb(on, cut_order.drop_recent_turns) == ["a recent turn, but the request was over budget"] * 3
     assert gone(on) == [0, 1, 2, 3, 4, 5]
 
 

@@ -89,12 +89,17 @@ async def test_only_a_finished_answer_of_its_size_is_a_summary(answer: Answer, u
     assert not any(view.status == "fallback" for view in life.views)
 
 
-async def test_a_model_that_writes_nothing_useful_is_left_alone_and_reported_once() -> None:
+async def test_a_model_that_writes_nothing_useful_is_left_alone_and_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     life = Life(writer := Writer(lambda number, prompt: "The gate is open. " * 30))
     await life.turns(40)
     assert len(writer.prompts) == 2 and len(life.errors) == 1
     assert "unusable" in str(life.errors[0]) and "QUOTED" in life.talker.last.text
     assert "compiled" in {view.status for view in life.views} and "fallback" not in {view.status for view in life.views}
+    (line,) = caplog.messages
+    assert "wrote no summary (its answers are unusable); the conversation goes on without it" in line
+    assert "`context-compiler views show ID` says why, model='none' asks no model" in line
 
 
 async def test_length_stop_and_tools_are_set_for_the_summary_and_the_rest_is_kept() -> None:

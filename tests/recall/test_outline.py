@@ -80,12 +80,12 @@ def test_only_messages_left_out_of_the_view_are_outlined() -> None:
 def test_rules_that_the_view_lists_are_not_in_the_outline() -> None:
     rule = "Never water the tomatoes at noon."
     messages = talk("garden", "database", "holiday")
-    messages[0] = ModelRequest(parts=[UserPromptPart(content=f"{rule} Then the roses.", timestamp=START)])
+    messages[0] = ModelRequest(parts=[UserPromptPart(content=f"{rule} Then prune the old roses.", timestamp=START)])
     history, turns = read(messages)
     changes = changes_of(history)
     assert rule in phases(history, turns, range(36), 400, counter, changes)
     text = phases(history, turns, range(36), 400, counter, changes, [rule])
-    assert rule not in text and "Then the roses." in text
+    assert rule not in text and "Then prune the old roses." in text
 
 
 def test_message_text_cannot_forge_lines_of_the_outline() -> None:

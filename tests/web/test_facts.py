@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-from itertools import pairwise
 
 import pytest
 from starlette.testclient import TestClient
@@ -88,17 +87,15 @@ def test_a_request_without_a_fact_links_to_the_message_that_contained_it(client:
         assert f'id="{place}"' in client.get(path).text
 
 
-def test_the_answer_says_when_a_fact_left_and_why_it_came_back(client: TestClient) -> None:
+def test_the_answer_says_when_and_why_a_fact_left(client: TestClient) -> None:
     found = fate(client, FACT)
     answer = str(found["answer"])
     stretches = [one for one in found["stretches"] if one["known"]]  # pyright: ignore
     assert answer.startswith("The newest request has it") == bool(stretches[-1]["forms"])
-    assert f"cut at request {next(one['first'] for one in stretches if one['reason'])}" in answer
-    for before, after in pairwise(stretches):
-        if before["forms"] and not after["forms"]:
-            assert f"left at request {after['first']}" in answer
-        elif after["forms"] and not before["forms"]:
-            assert f"back at request {after['first']}" in answer
+    for one in stretches[1:]:
+        assert f"Since request {one['first']} ({one['reason']}) it was only " in answer
+        assert one["request"] == one["first"]
+    assert stretches[1]["step"] and "chose other quotes" in stretches[2]["reason"]
     page = client.get(f"/sessions/{number_of(client, 'long')}/fact", params={"q": FACT}).text
     assert html.escape(answer, quote=False) in html.unescape(page)
 
