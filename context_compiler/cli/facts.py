@@ -19,7 +19,7 @@ from context_compiler.cli.options import (
     open_record,
     recorded_messages,
 )
-from context_compiler.cli.screen import Column, Screen
+from context_compiler.cli.screen import Column, Screen, progress_bar
 from context_compiler.cli.show import excerpt, read_recorded
 from context_compiler.cli.text import first_word, number, one_line, plural
 from context_compiler.compiler.facts import FactPage, FactSearch, Mention, Stretch, span
@@ -127,7 +127,8 @@ async def load_why(
         lost = next((fate.index for fate in fates if fate.verdict != VERBATIM), None) if message and not there else None
         remedy = None
         if lost is not None:
-            remedy = await load_remedy().find(bodies, row, record, lost, words, vault=vault, system=system)
+            with progress_bar("trying other budgets"):
+                remedy = await load_remedy().find(bodies, row, record, lost, words, vault=vault, system=system)
             remedy = replace(remedy, pinned=await tracer.read(partial(_is_pinned, tracer=tracer, row=row, at=lost)))
     return Why(record=record, messages=tuple(fates), words=stretch, cuts=cuts, remedy=remedy)
 

@@ -232,7 +232,7 @@ def _talk(conversation: dict[str, Any]) -> tuple[list[ModelMessage], dict[str, s
     return messages, said
 
 
-async def test_what_is_said_again_with_another_number_is_quoted_once() -> None:
+async def test_a_sentence_said_again_with_another_number_is_quoted_once() -> None:
     """A customer thanks for a parcel each week, and asks once about something else."""
     thanks = "The parcel of week {} came in a good box, thank you; is there a newer price list for shelves and screws?"
     said = [thanks.format(week) for week in range(24)]
