@@ -108,8 +108,8 @@ class Candidates:
 
     def _mentions(self) -> Sequence[int]:
         """Slots of answers spread over the conversation; none without a question about a sequence or all of it."""
-        answers = self._answers() if self._wide else ()
-        answering = [slot for slot in answers if self._ranks[slot] >= END * self._ranks[answers[0]]]
+        least = END * max(self._ranks, default=0.0)
+        answering = [slot for slot in self._answers() if self._ranks[slot] >= least] if self._wide else []
         return spread(answering, lambda slot: self._ordered[slot].turn)
 
     def _answers(self) -> Sequence[int]:
