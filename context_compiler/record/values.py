@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from importlib import import_module
+from math import isfinite
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from context_compiler.errors import SettingsError
@@ -288,7 +289,8 @@ def fixed_tokens(record: Record) -> int:
 
 def recalled_tokens(record: Record) -> int:
     """Tokens of the recall blocks of a recorded request, as its model counts them."""
-    return round(_section_tokens(record, "recall") * record.ratio)
+    tokens = _section_tokens(record, "recall") * record.ratio
+    return round(tokens) if isfinite(tokens) else 0
 
 
 def _section_tokens(record: Record, section: str) -> int:
