@@ -75,7 +75,7 @@ def test_a_replay_keeps_to_its_budget_and_sends_nothing(client: TestClient) -> N
     number = requests_of(client, "long")[-1]["id"]
     asked = {"template": "extractive", "budget": 900}
     found = client.get(f"/api/requests/{number}/replay", params=asked).json()
-    assert found["status"] == "cycle" and 0 < found["tokens"] <= 900
+    assert found["status"] in ("cycle", "compiled") and 0 < found["tokens"] <= 900
     assert "Nothing was sent" in client.get(f"/requests/{number}/replay", params=asked).text
     whole = client.get(f"/api/requests/{number}/replay", params={"trigger": 100_000, "budget": 100_000}).json()
     assert whole["status"] == "raw" and whole["messages"] == found["request"]["messages_raw"]
