@@ -206,8 +206,11 @@ def parts_of(candidates: Sequence[Passage]) -> list[Part]:
 
 
 def _pairs(passage: Passage) -> frozenset[tuple[str, str]]:
-    """Pairs of adjacent words of a passage."""
-    texts = words(passage.text)
+    """Pairs of adjacent words of what a passage says that still holds; of all of it if nothing does."""
+    text = passage.text
+    for sentence in passage.outdated:
+        text = text.replace(sentence, "")
+    texts = words(text) or words(passage.text)
     return frozenset(pairwise(texts)) or frozenset((word, "") for word in texts)
 
 
