@@ -181,7 +181,7 @@ def valid_cycle(cycle: Cycle | None, history: History, config: str) -> Cycle | N
 
     If the host has merged two of its messages, its positions are adjusted.
     """
-    if cycle is None or cycle.config != config or not _is_revised(cycle, history):
+    if cycle is None or cycle.config != config or not _has_revision(cycle, history):
         return None
     last = cycle.decided - 1
     if 0 <= last < len(history):
@@ -194,7 +194,7 @@ def valid_cycle(cycle: Cycle | None, history: History, config: str) -> Cycle | N
     return _joined(cycle, history, *joined) if joined is not None else None
 
 
-def _is_revised(cycle: Cycle, history: History) -> bool:
+def _has_revision(cycle: Cycle, history: History) -> bool:
     """True if the history contains the message that revises what the cycle quotes; it may have been merged since.
 
     A run that failed takes its prompt away again. Quotes that call a value outdated because of it would be wrong.

@@ -80,8 +80,13 @@ def record_views(db: Path) -> Path:
 @pytest.fixture
 def recorded(cc: Command, demo_record: Path, tmp_path: Path) -> Command:
     """A command line in a folder with a copy of that record."""
-    (tmp_path / "system").mkdir()
-    shutil.copy(demo_record, tmp_path / "system" / "context.db")
+    return beside_copy(cc, demo_record, tmp_path)
+
+
+def beside_copy(cc: Command, db: Path, folder: Path) -> Command:
+    """The command line, after a copy of a record is placed where it looks for one."""
+    (folder / "system").mkdir()
+    shutil.copy(db, folder / "system" / "context.db")
     return cc
 
 

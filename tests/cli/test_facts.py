@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from context_compiler.cli.root import app
 from context_compiler.compiler.facts import span
 from context_compiler.web.app import create_app
-from tests.cli.conftest import DEMO, Command, one_line
+from tests.cli.conftest import DEMO, Command, beside_copy, one_line
 from tests.support.trip import FACT, plan
 
 CODE = "orchid-7731"
@@ -145,9 +145,7 @@ def trip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def planned(cc: Command, trip: Path, tmp_path: Path) -> Command:
     """A command line beside a copy of that record."""
-    (tmp_path / "system").mkdir()
-    shutil.copy(trip, tmp_path / "system" / "context.db")
-    return cc
+    return beside_copy(cc, trip, tmp_path)
 
 
 def test_a_fact_is_lost_where_a_later_compile_replaced_its_quotes(planned: Command) -> None:
