@@ -119,7 +119,7 @@ async def load_why(
         stretch, words = None, ""
         if message is not None and not REFERENCE.fullmatch(message.strip()):
             page = await _fact_page(store.scoped(record.owner), record.session_id, record.vault_name, message)
-            stretch = next((one for one in page.stretches if one.first <= view <= one.last), None)
+            stretch = next((some for some in page.stretches if some.first <= view <= some.last), None)
             words = message
         numbers = {fate.fate.request for fate in fates} | {stretch.request if stretch else None}
         cuts = await tracer.read(partial(cuts_of, numbers=numbers))

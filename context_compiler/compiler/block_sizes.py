@@ -25,6 +25,9 @@ from context_compiler.settings import amount_tokens
 BEARING = 8
 """Divisor of `recall=` for the block of a short prompt that does not ask, such as "write to the caterer"."""
 
+SHORTENED = 4
+"""Divisor of a block: the most by which it is shortened in a chat to delay a cut until the next turn."""
+
 TURNS = 5
 """Number of newest turns from which the growth of a turn is estimated."""
 
@@ -135,13 +138,16 @@ class BlockSizes:
     def shortened(self, block: Block, over: int, *, refused: bool) -> int:
         """Size to which a block must be shortened if the request is `over` tokens over budget; 0 or less to drop it.
 
-        It loses the excess and the reserve, or three tenths if a provider `refused` the request. Where turns grow, it
-        is shortened at most `MAX_BLOCK_CUTS` times, unless the request was refused.
+        It loses the excess and the reserve, but only a part of its size, `SHORTENED`, for the reserve, or its answer
+        would go too; three tenths if a provider `refused` the request. Where turns grow, it is shortened at most
+        `MAX_BLOCK_CUTS` times, unless the request was refused.
         """
         size = block.tokens(self.plan.counter)
         if refused:
             return min(int(REFUSED_SHARE * size), size - over)
-        return size - over - self.reserve if block.cuts < MAX_BLOCK_CUTS or not self.reserve else 0
+        if self.reserve and block.cuts >= MAX_BLOCK_CUTS:
+            return 0
+        return size - max(over, min(over + self.reserve, size // SHORTENED))
 
 
 def _growth(history: History, turn: Turn) -> int:

@@ -471,7 +471,7 @@ def answer_of(stretches: Sequence[Stretch], pinned: Sequence[int]) -> str:
 def _change(stretches: Sequence[Stretch]) -> str:
     """State of a fact in consecutive requests, and its reason, in one sentence."""
     first, form = stretches[0], _fullest(stretches[0].forms)
-    recalled = ", ".join(span(one.first, one.last) for one in stretches if one.forms)
+    recalled = ", ".join(span(some.first, some.last) for some in stretches if some.forms)
     if not form:
         sent = f"sent only when recalled: {recalled}" if recalled else "not sent"
     else:

@@ -227,7 +227,7 @@ class _Part:
         """True if the mention is in a piece."""
         start = mention.specific.offset
         end = start + len(mention.specific.verbatim)
-        return any(one.start <= start and end <= one.end for one in self.pieces[self.touched(start, end)])
+        return any(piece.start <= start and end <= piece.end for piece in self.pieces[self.touched(start, end)])
 
     def longer(self, mention: Mention, counter: TokenCounter) -> tuple[slice, _Piece]:
         """Piece that quotes a mention too, and the pieces that it replaces."""
@@ -236,10 +236,10 @@ class _Part:
         wide = self._around(start, end)
         old = self.touched(*wide)
         joined = self.pieces[old]
-        low, high = min([wide[0], *(one.start for one in joined)]), max([wide[1], *(one.end for one in joined)])
+        low, high = min([wide[0], *(piece.start for piece in joined)]), max([wide[1], *(piece.end for piece in joined)])
         if joined and high - low > WIDTH:  # the text between them is quoted already, so the bare identifier will do
-            at = bisect_left(self.pieces, start, key=lambda piece: piece.start)
-            low, high, old = start, end, slice(at, at)
+            slot = bisect_left(self.pieces, start, key=lambda piece: piece.start)
+            low, high, old = start, end, slice(slot, slot)
         return old, _Piece(start=low, end=high, tokens=counter.text(self.separator + self.shown(low, high)))
 
     def _around(self, start: int, end: int) -> tuple[int, int]:
@@ -310,7 +310,7 @@ class _List:
 
         The list stays as it is if they are more than `left`, or 0 because the identifier is quoted already.
         """
-        cost, commit = min((self._cost(home) for home in homes), key=lambda found: found[0])
+        cost, commit = min((self._cost(home) for home in homes), key=lambda option: option[0])
         if 0 < cost <= left:
             commit()
         return cost
@@ -321,15 +321,15 @@ class _List:
         key = self._calls.get(own, own)
         line = self._lines.get(key) or self._new_line(key, mention)
         part = line.first if key == own else line.answer or _Part(self._item(own))
-        known, in_call = key in self._lines, key == own
+        has_line, in_call = key in self._lines, key == own
         brief = bool(line.short) and line.brief and (not in_call or TextSet(line.short).holds(mention.specific))
-        if known and (part.holds(mention) or (in_call and brief)):
+        if has_line and (part.holds(mention) or (in_call and brief)):
             return 0, lambda: None
         old, piece = part.longer(mention, self._counter)
-        cost = piece.tokens - sum(one.tokens for one in part.pieces[old])
+        cost = piece.tokens - sum(replaced.tokens for replaced in part.pieces[old])
         if in_call and line.brief and line.short:  # pieces cost something only instead of the short form
-            cost = 0 if brief else cost + sum(one.tokens for one in part.pieces) - self._counter.text(line.short)
-        if not known:
+            cost = 0 if brief else cost + sum(quoted.tokens for quoted in part.pieces) - self._counter.text(line.short)
+        if not has_line:
             label = AND if line.label in self._labels else f"{line.label}\n"
             cost += self._counter.text(f"{label}{line.before}{line.short}")
 

@@ -29,10 +29,10 @@ class Nearest:
         """Search the messages with the ids `among`, or all if None."""
         question = Question.of(text)
         find = partial(_starting, db, among)
-        found = _candidates(find, [term for term in sorted(question.terms) if not term.startswith("=")])
-        index = Index.of(Reader(as_counter(len)).read_recorded([*map(RecordedMessage.of_prompt, found.values())]))
+        texts = _candidates(find, [term for term in sorted(question.terms) if not term.startswith("=")])
+        index = Index.of(Reader(as_counter(len)).read_recorded([*map(RecordedMessage.of_prompt, texts.values())]))
         self._terms = spelt(question, index, len(index)).terms
-        held = {node: self._held(body) for node, body in found.items()}
+        held = {node: self._held(text) for node, text in texts.items()}
         most = max(held.values(), default=0)
         self.nodes = [node for node in reversed(held) if held[node] == most] if most else []
 
@@ -46,13 +46,13 @@ class Nearest:
 
 def _candidates(find: Callable[..., dict[str, str]], wanted: Sequence[str]) -> Mapping[str, str]:
     """Texts of messages with a form of one of the terms, or else with a word that begins alike, by id."""
-    found: dict[str, str] = {}
+    candidates: dict[str, str] = {}
     for term in wanted:
         texts = find(*beginnings(term))
         if not any(term in passage_terms(text) for text in texts.values()):
             texts |= find(term[:3]) or find(term[:1])
-        found |= texts
-    return found
+        candidates |= texts
+    return candidates
 
 
 def _starting(db: Database, among: Container[str] | None, *starts: str) -> dict[str, str]:

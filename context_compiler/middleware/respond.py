@@ -11,7 +11,7 @@ from math import ceil
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.advance import Advance, Ask, advance, with_steering
-from context_compiler.compiler.block_sizes import BlockSizes
+from context_compiler.compiler.block_sizes import SHORTENED, BlockSizes
 from context_compiler.compiler.compile_row import failed_row
 from context_compiler.compiler.cycle import (
     RAW,
@@ -65,9 +65,6 @@ JOURNALLED = 2_000
 
 RENDERED_ABOVE = 4
 """Divisor of the budget: from this fraction on, raw history is counted as the host renders it, which is slow."""
-
-SHORTENED = 4
-"""Divisor of a block: the most by which it is shortened in a chat to delay a cut until the next turn."""
 
 MAX_CUTS, MAX_LOOSENINGS = 3, 6
 """Maximum tries to cut a view that the host's framing puts over the budget, and then to loosen that cut."""

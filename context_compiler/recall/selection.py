@@ -117,8 +117,8 @@ class Candidates:
         return _best_first(self._ranks)
 
     def _informative(self) -> Sequence[int]:
-        """Slots by worth per token, best first."""
-        return _best_first(self._rates)
+        """Slots by worth per token, best first; ties to the later, because it may tell a newer value."""
+        return sorted(reversed(_best_first(self._rates)), key=lambda slot: -self._rates[slot])
 
     @cached_property
     def _rates(self) -> Sequence[float]:

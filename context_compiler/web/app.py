@@ -233,8 +233,7 @@ def _page(resource: Resource, sources: Sources) -> Endpoint:
         sources.inspector.warm()
         store = sources.inspector.store
         if resource.name == "sessions" and isinstance(store, SQLiteStore) and not locate(store.path).exists():
-            found = other_records(store.path)
-            values = {"here": "sessions", "db": store.place, "others": found}
+            values = {"here": "sessions", "db": store.place, "others": other_records(store.path)}
             return HTMLResponse(render("nothing.html", menu=request.app.state.menu(), **values))
         value = await resource.load(sources, parameters)
         more: dict[str, Any] = {name: await other.load(sources, parameters) for name, other in others.items()}

@@ -72,7 +72,7 @@ class ChatPages:
                 model=chat.model,
                 template=chat.session.template,
                 endless=chat.session.endless,
-                models=[_choice(one) for one in dict.fromkeys((chat.model, *self.chats.defaults.models))],
+                models=[_choice(model) for model in dict.fromkeys((chat.model, *self.chats.defaults.models))],
                 known=sessions.value.sessions if sessions.value else (),
             )
         )
