@@ -97,8 +97,8 @@ class Middleware:
         if arguments.counter == PROVIDER:
             self._counts = ProviderCounts(arguments, self.state, self._ratios, self.report, self._off_loop)
         self._profiles: Memo[tuple[str | None, str], Profile] = Memo(PROFILES)
-        self._rules_lost: Memo[tuple[str | None, str], bool] = Memo(PROFILES)
-        """Conversations of which it was reported that rules find no room."""
+        self._told: Memo[tuple[str | None, str], bool] = Memo(PROFILES)
+        """Conversations whose rules find no room, and shortened prompts: what was reported is not reported again."""
         self._ready = False
         self._warned_of_turns = False
         """True after a warning that fewer turns are kept than the caller wants."""
@@ -152,6 +152,7 @@ class Middleware:
             await self._report_lost(request, len(result.lost))
         if result.view.status == "floor_over_budget":
             await self.report(BudgetError(f"even the smallest view is over the budget of {result.view.budget} tokens"))
+        await self._report_shortened(request, result)
         return await self._deliver(run, request, result, started)
 
     def tighten(self, run: Run, request: Request, refusal: Refusal) -> Request:
@@ -160,14 +161,24 @@ class Middleware:
 
     async def _report_lost(self, request: Request, count: int) -> None:
         """Report, once per conversation, that rules find no room in its requests."""
-        key = (request.owner, request.session_id)
-        if self._rules_lost.get(key) is None:
-            self._rules_lost.keep(key, True)
-            lost = "1 rule finds" if count == 1 else f"{count} rules find"
-            where = f"a request of {safe_line(request.session_id)}"
-            await self.report(
-                BudgetError(f"{lost} no room in {where}: give fewer or shorter rules, or a larger budget")
-            )
+        lost = "1 rule finds" if count == 1 else f"{count} rules find"
+        where = f"a request of {safe_line(request.session_id)}"
+        error = BudgetError(f"{lost} no room in {where}: give fewer or shorter rules, or a larger budget")
+        await self._tell((request.owner, request.session_id), error)
+
+    async def _report_shortened(self, request: Request, result: Result) -> None:
+        """Report, once per prompt, that the newest prompt is larger than the budget and lost its middle."""
+        position = _shortened_prompt(result)
+        if position is not None:
+            size, budget = result.raw.readings[position].tokens, result.view.budget
+            text = f"a prompt of {size:,} tokens does not fit the budget of {budget:,} and lost its middle"
+            error = BudgetError(f"{text}: give a larger budget, or a shorter prompt")
+            await self._tell((request.owner, result.raw.ids[position]), error)
+
+    async def _tell(self, key: tuple[str | None, str], error: BudgetError) -> None:
+        if self._told.get(key) is None:
+            self._told.keep(key, True)
+            await self.report(error)
 
     async def declared_rules(self, run: Run, ctx: RunContext[Any]) -> tuple[str, ...]:
         """Rules that the application declares for a request; the error of a function that fails is reported."""
@@ -557,8 +568,16 @@ def _crowds_out_layers(request: Request, result: Result) -> bool:
 
     Files of the prompt that are larger than the whole room are left out in any case.
     """
-    position, kept = prompt_at(result.raw), dict(result.cycle.kept) if result.cycle else {}
-    shape = kept.get(position) if position is not None else None
-    if position is None or shape is None or not shortens_prompt(result.raw.readings[position], shape):
+    position = _shortened_prompt(result)
+    if position is None:
         return result.view.status == "floor_over_budget"
     return sum(item.media for item in result.raw.readings[position].items) <= result.limit - request.overhead
+
+
+def _shortened_prompt(result: Result) -> int | None:
+    """Position of the newest prompt if the view shortens it."""
+    position = prompt_at(result.raw) if result.cycle else None
+    if result.cycle is None or position is None:
+        return None
+    shape = dict(result.cycle.kept).get(position)
+    return position if shape is not None and shortens_prompt(result.raw.readings[position], shape) else None

@@ -441,7 +441,10 @@ class Changes:
     def _replace(self, earlier: _Said, said: _Said, old: Statement, new: Statement) -> None:
         """Note that a statement has another value now, or that an old value is said again and so counts once more."""
         before = self.later.pop(earlier.at, [])
-        own = [change for change in before if (change.sentence, change.old) != (earlier.sentence, old.written)]
+        same = {(earlier.sentence, old.written), (earlier.sentence, said.at)}
+        own = [
+            change for change in before if same.isdisjoint({(change.sentence, key) for key in (change.old, change.at)})
+        ]
         if differs(old.value, new.value):
             own.append(Change(earlier.sentence, said.at, said.sentence, old.written, new.written))
         if own:

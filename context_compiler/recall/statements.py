@@ -46,12 +46,15 @@ _CUES = _CHANGES | frozenset("now new instead latest actually correction current
 _ANNOUNCING = frozenset(terms(" ".join(_CUES))) | frozenset(
     terms("quick final revised always still today sorry exactly just only total later")
 )
+_PLANNING = frozenset(terms("set scheduled fixed due planned booked"))
+"""Terms that are no part of a subject, because what was planned may move without being planned again."""
 _KEYS = frozenset(terms("id ids"))
 """Terms of subjects whose values name records of a list: another value is another record."""
 _ENDS = frozenset("and but so because which who please until if while though although when since".split())
 _UNSURE = re.compile(
     r"(?i)\?|\b(?:if|would|could|maybe|perhaps|might|suppose|imagine|example|e\.g|used to|originally|previously"
-    r"|formerly|was|were|had been|unless|wonder\w*|not sure|let's say|considering|thinking)\b"
+    rf"|formerly|(?:was|were|had been)(?! (?:{'|'.join(sorted(_CHANGES))}) to\b)|unless|wonder\w*|not sure"
+    r"|let's say|considering|thinking)\b"
 )
 _NEGATED = re.compile(
     r"(?i)\b(?:no longer|not|never|no more|any ?more|stop(?:ped|s)?|cannot|without"
@@ -93,7 +96,8 @@ class Statement:
         same = self.tail == other.tail
         if self.subject == other.subject:
             nested = self.tail <= other.tail or other.tail <= self.tail
-            return len(self.subject) >= 2 and nested or same and len(self.subject | self.tail) >= 2
+            enough = 1 if self.announced and self.kind != "name" else 2  # "The owner is now Tom" may be of anything
+            return len(self.subject) >= 2 and nested or same and len(self.subject | self.tail) >= enough
         shared, every = self.subject & other.subject, self.subject | other.subject
         return (
             self.announced
@@ -133,7 +137,7 @@ def _read(words: Sequence[str], opening: int) -> Iterator[Statement]:
                 ended = last in ".,;!"
                 tail = () if ended else _tail(words, lowered, stop)
                 yield Statement(
-                    subject=frozenset(terms(" ".join(bare[:index]))) - _ANNOUNCING,
+                    subject=frozenset(terms(" ".join(bare[:index]))) - _ANNOUNCING - _PLANNING,
                     kind=kind,
                     value=_normal(kind, value),
                     tail=frozenset(terms(" ".join(tail))) - _ANNOUNCING,

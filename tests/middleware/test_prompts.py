@@ -46,6 +46,22 @@ async def test_a_file_alone_asks_nothing() -> None:
     assert views[-1].status == "compiled" and views[-1].ledger["tokens"]["recall"] == 0
 
 
+@pytest.mark.parametrize("budget", [400, 900])
+async def test_a_prompt_that_loses_its_middle_is_reported_once(budget: int) -> None:
+    errors = list[Exception]()
+    talker = Talker([[("look", {})], "Fine.", "Fine."])
+    ours = compiler(budget=budget, on_error=errors.append)
+    agent = Agent(talker.model, tools=[look], capabilities=[ours])
+    first = await agent.run("Refund order 4711. " + prose(3, 1_200), conversation_id="desk")
+    await agent.run("Thanks.", message_history=first.all_messages(), conversation_id="desk")
+    (told,) = [str(error) for error in errors]
+    assert f"does not fit the budget of {budget}" in told and "give a larger budget" in told
+
+
+def look() -> str:
+    return "nothing"
+
+
 async def lived_with(*added: str, asked: str, budget: int = 4_000, beside: str = "", at: int = 0) -> list[str]:
     """Texts of the requests of a turn with five steps of three calls; prompts are added by call `at` of the first."""
     left, waiting = 0, list[str]()

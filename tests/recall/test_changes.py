@@ -72,6 +72,16 @@ CHANGES = [
         "What is the pool size of the queue?",
     ),
     (
+        "The deadline is May 10.",
+        "The deadline was moved to May 22.",
+        "When is the deadline?",
+    ),
+    (
+        "The parade is planned for 14 June.",
+        "We have postponed the parade to 21 June.",
+        "When is the parade?",
+    ),
+    (
         "I'm feeling anxious about my grammar after the feedback.",
         "I've never felt anxious about my grammar.",
         "Do I feel anxious about my grammar?",
@@ -82,6 +92,8 @@ ELSE = [
     ("The uploader makes 5 retries.", "The shop has 8 shelves, not 5."),
     ("The sprint deadline for the backend is May 15.", "The concert in the park was moved to May 22."),
     ("The message delivery latency is 150ms.", "The page load time has improved to 110ms."),
+    ("The deadline is May 10.", "The deadline of the second draft was moved to May 22."),
+    ("The chair is Maria.", "The chair is now Green."),
     ("Should I aim for 150ms of message delivery latency?", "The message delivery latency has improved to 110ms."),
     ("I painted my cover letter to Greg.", "I've never submitted my cover letter to Greg."),
     ("The uploader makes 8 retries.", "Make it 8 retries, not 5."),
