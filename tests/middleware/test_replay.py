@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
+import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from context_compiler import ContextCompiler
-from context_compiler.messages.history import Reader
+from context_compiler import ContextCompiler, MemoryStore
+from context_compiler.messages.history import Reader, reader_of
 from context_compiler.messages.importers import read_transcripts
-from context_compiler.tokens import TokenCounter
+from context_compiler.middleware.replay import LiveSession, replay
+from context_compiler.record.values import fixed_tokens
+from context_compiler.tokens import TokenCounter, as_counter
+from tests.support.agents import Talker
+from tests.support.builders import prose
 from tests.support.histories import snapshot
 
 BUDGET = 16_000
@@ -78,3 +84,22 @@ async def test_a_real_session_stays_within_budget_whole_and_cheap(data_folder: P
     assert not errors
     assert snapshot(messages) == raw
     assert ours.cost / everything.cost <= 0.33
+
+
+@pytest.mark.parametrize("seed", [4, 5, 8])
+async def test_a_replay_without_instructions_sends_what_the_agent_with_them_sent(seed: int) -> None:
+    """Bench, settings and "what if?" replay a session in the room that its instructions leave."""
+    store, long = MemoryStore(), "You help with a renovation. " * 40
+    random, talker = Random(seed), Talker(lambda messages, info: "Noted. " + prose(len(messages), 40))
+    compiler = ContextCompiler(budget=2_000, model="none", store=store, system=None)
+    agent = Agent(talker.model, instructions=long, capabilities=[compiler])
+    history: list[ModelMessage] = []
+    for turn in range(40):
+        result = await agent.run(prose(turn, random.choice((20, 40, 200, 900))), message_history=history)
+        history = result.all_messages()
+    rows = [*await store.views(limit=100)][::-1]
+    fixed = fixed_tokens(rows[-1])
+    again = LiveSession([ContextCompiler(budget=2_000 - fixed, model="none", store=None, system=None)])
+    sent = await replay(history, again, reader_of(as_counter(None)))
+    assert fixed > 200 and sum(row.status.startswith("compiled") for row in rows) > 3
+    assert [request.tokens + fixed for request in sent] == [row.tokens_sent for row in rows]
