@@ -473,9 +473,7 @@ class Plan:
         prompts = [group for group in groups if has_prompt(self.history, group)]
         newest = 0 if groups[-1] in prompts else self._tokens(groups[-1])
         prompt = sum(map(self._tokens, prompts))
-        return Floor(
-            prompt=prompt, kept=kept, turns=self.recent_tokens, newest=newest, exchange=exchange, cut=cut
-        )
+        return Floor(prompt=prompt, kept=kept, turns=self.recent_tokens, newest=newest, exchange=exchange, cut=cut)
 
     def usual_exchange(self, room: int) -> int:
         """Usual size of an exchange in the newest messages that `room` tokens would hold, each weighted by its size.

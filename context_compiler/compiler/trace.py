@@ -357,7 +357,8 @@ class Cut:
         )
         needed = f"would have had {size:,} tokens, above {above}"
         if size <= self.threshold:
-            needed = f"would have had {size:,} of {self.budget or 0:,} tokens, which left too little room for recall"
+            room = "which left too little room for recall" if self.recalled else "and was compiled anew"
+            needed = f"would have had {size:,} of {self.budget or 0:,} tokens, {room}"
         recalled = f", {self.recalled:,} of them recalled" if self.recalled else ""
         goal = f"The compile aimed at {self.target:,}, to leave room for later turns"
         return f"{needed}. {goal}; {self.sent:,} were sent{recalled}"

@@ -25,7 +25,7 @@ from context_compiler.tokens import as_counter
 BUDGET = 2_000
 """Budget in tokens if neither the record nor the caller gives one."""
 
-NEWEST = 20
+NEWEST = 100
 """Requests of a conversation, the newest, that an agent sends again so that its view grows and is cut as it was."""
 
 

@@ -29,9 +29,6 @@ TRIALS = 6
 RECALLS = (0.15, 0.3, 0.5, 1.0)
 """Values of `recall` that are tried, in order."""
 
-FAILS = "docs/recall.md#where-it-pays-and-where-it-fails"
-"""Section of the documentation on questions in other words."""
-
 Keeps = Callable[[int], Awaitable[bool]]
 """True if a view within a budget contains what is wanted."""
 
@@ -80,7 +77,7 @@ class Remedy:
 
     def __str__(self) -> str:
         """The changes in a few sentences."""
-        return " ".join(filter(None, (self._tried, self._recalled, self._kept)))
+        return " ".join(filter(None, (self._kept, self._tried, self._recalled)))
 
     @property
     def _tried(self) -> str:
@@ -89,7 +86,12 @@ class Remedy:
         ways += [f"recall={self.recall:g}"] if self.recall is not None else []
         what = f"{self.words!r} of message {self.message}" if self.words else f"message {self.message}"
         view = "An agent" if self.live else "A view"
-        return f"{view} with {' or '.join(ways)} would have kept {what}." if ways else f"No budget tried keeps {what}."
+        where = "; with others, it may be cut elsewhere" if self.budget is not None and self.live else ""
+        return (
+            f"{view} with {' or '.join(ways)} would have kept {what}{where}."
+            if ways
+            else f"No budget tried keeps {what}."
+        )
 
     @property
     def _recalled(self) -> str:
@@ -100,13 +102,13 @@ class Remedy:
         was = f"Recall was on ({self.had_recall:g})"
         if self.asked:
             return f"{was}, and the prompt shares words with it, but others fit the prompt better or took the room."
-        return f"{was}, but the prompt shares no word with it, so that recall cannot find it ({FAILS})."
+        return f"{was}, but the prompt shares no word with it; recall finds such a message only by those around it."
 
     @property
     def _kept(self) -> str:
         if self.pinned:
             return "It is pinned now: every request from the next run on has it."
-        return f"Pin it ({self.tokens:,} tokens in every request), or phrase it as a rule ('never …')."
+        return f"Pin it ({self.tokens:,} tokens in every request), or phrase it as a rule ('never …'), and it stays."
 
 
 async def find_remedy(

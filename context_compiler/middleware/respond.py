@@ -305,7 +305,17 @@ async def _new_cycle(
         result = replace(trial.result, view=replace(trial.result.view, status="floor_over_budget"))
     else:
         result = add_recall(context, trial.result, trial.done)
-    return replace(starting_cycle(result), row=trial.row)
+    return replace(starting_cycle(_with_cause(context, previous, result)), row=trial.row)
+
+
+def _with_cause(context: RequestContext, previous: Cycle | None, result: Result) -> Result:
+    """Note what would have been sent without the cut, and the threshold that this was compared with."""
+    cost = context.request.fixed + context.history.tokens
+    if previous is not None:
+        cost = assemble_view(context, previous, "cycle").cost
+    high, ledger = context.limits(previous).high, result.view.ledger
+    numbers = {"size": int(cost * result.ratio), "threshold": int(high * result.ratio)}
+    return replace(result, view=replace(result.view, ledger={**ledger, "cut": {**ledger["cut"], **numbers}}))
 
 
 def _make_trial(

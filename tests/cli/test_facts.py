@@ -177,7 +177,7 @@ def test_the_advice_knows_whether_recall_was_on_and_whether_the_prompt_asked(pla
     assert "the prompt shares no word with it" in unasked and "docs/recall.md#where-it-pays-and-where" in unasked
     assert "Pin it (18 tokens in every request), or phrase it as a rule" in unasked and "recall=" not in unasked
     off = planned("views", "why", found["newest"], FACT)
-    assert "Recall was off" in off.out and "recall cannot find it" not in off.out
+    assert "Recall was off" in off.out and "shares no word" not in off.out
     asked = planned("views", "why", 16, "Graça to Estrela").out  # both take something
     assert "Recall was on (0.5), and the prompt shares words with it" in asked and "docs/recall.md" not in asked
 

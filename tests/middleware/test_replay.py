@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -103,3 +104,21 @@ async def test_a_replay_without_instructions_sends_what_the_agent_with_them_sent
     sent = await replay(history, again, reader_of(as_counter(None)))
     assert fixed > 200 and sum(row.status.startswith("compiled") for row in rows) > 3
     assert [request.tokens + fixed for request in sent] == [row.tokens_sent for row in rows]
+
+
+@pytest.mark.parametrize("seed", [4, 5, 8])
+async def test_a_cut_is_recorded_with_the_size_that_crossed_the_threshold(seed: int) -> None:
+    store, random = MemoryStore(), Random(seed)
+    talker = Talker(lambda messages, info: "Noted. " + prose(len(messages), 40))
+    compiler = ContextCompiler(budget=2_000, model="none", store=store, system=None, recall=0)
+    agent = Agent(talker.model, instructions="Be brief.", capabilities=[compiler])
+    history: list[ModelMessage] = []
+    for turn in range(40):
+        result = await agent.run(prose(turn, random.choice((20, 40, 200, 900))), message_history=history)
+        history = result.all_messages()
+    rows = [*await store.views(limit=100)][::-1]
+    cuts = [(before, row) for before, row in pairwise(rows) if row.status.startswith("compiled")]
+    assert len(cuts) > 3
+    for before, row in cuts:
+        size, threshold = row.ledger["cut"]["size"], row.ledger["cut"]["threshold"]
+        assert size > threshold and size == before.tokens_sent + row.tokens_raw - before.tokens_raw
