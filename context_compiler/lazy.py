@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -28,6 +29,9 @@ EXTRAS = {
     "evals": Extra(("pydantic_evals",), ("testing.evals",)),
 }
 """Extras that public names or the command line need."""
+
+PROVIDERS = {"anthropic": "anthropic", "google": "google.genai", "openai": "openai"}
+"""Extras that bring the package of a provider, with the module by which it is known to be installed."""
 
 
 def lazy_exports(
@@ -82,6 +86,15 @@ def require_extra(extra: str) -> None:
     """
     if missing := [name for name in EXTRAS[extra].packages if not _is_installed(name)]:
         raise SettingsError(f"{' and '.join(missing)} not installed: {_install_command(extra)}")
+
+
+def missing_provider(error: ImportError) -> str:
+    """Return what to install for a provider of the host, from the host's error."""
+    extra = next(iter(re.findall(r"pydantic-ai-slim\[([\w-]+)\]", str(error))), "")
+    missing = "its provider's package is not installed"
+    if extra in PROVIDERS:
+        return f"{missing}: {_install_command(extra)}"
+    return f'{missing}: pip install "pydantic-ai-slim[{extra}]"' if extra else f"{missing}: {error}"
 
 
 def _install_command(extra: str) -> str:

@@ -107,7 +107,7 @@ def main() -> None:
     print(f"{TURNS} prompts, {len(views)} requests, {compiled} compiled, {len(reads)} files")
     print(f"the largest request had {max(record.tokens_sent for record in records):,} of {views[-1].budget:,} tokens")
     print(f"the last would have had {records[-1].tokens_raw:,} tokens without it")
-    print(f"the file that was read most often was read {max(reads.values())} times")
+    print(f"the most that a file was read: {max(reads.values())}")
 
 
 if __name__ == "__main__":

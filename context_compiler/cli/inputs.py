@@ -16,8 +16,8 @@ from context_compiler.chat.demo_model import NAME, ScriptedModel
 from context_compiler.cli.screen import print_note
 from context_compiler.cli.text import one_line, suggestions
 from context_compiler.errors import SettingsError, TranscriptError
+from context_compiler.lazy import PROVIDERS, missing_provider
 from context_compiler.messages.importers import Transcript, parse_transcripts, read_transcripts
-from context_compiler.paths import install_command
 from context_compiler.resilience import attempt
 
 SHOWN_NOTES = 5
@@ -71,13 +71,11 @@ def select_conversation(conversations: list[Transcript], wanted: str | None, *, 
     )
 
 
-EXTRAS = {"anthropic": "anthropic", "google": "google.genai", "openai": "openai"}
-"""Providers for which this package has an extra, with the module that each needs; others come with the host."""
-
-
 def installed_models() -> list[str]:
     """Names of the models that can be used here once their key is set: those without a key, then by provider."""
-    there = {provider for provider, module in EXTRAS.items() if attempt(partial(find_spec, module)).value is not None}
+    there = {
+        provider for provider, module in PROVIDERS.items() if attempt(partial(find_spec, module)).value is not None
+    }
     every: tuple[str, ...] = get_args(getattr(KnownModelName, "__value__", KnownModelName))
     local = [local_model.NAME] if attempt(local_model.default_weights).error is None else []
     return [NAME, *local, *(name for name in every if name.partition(":")[0] in there)]
@@ -132,11 +130,7 @@ def _remedy(error: Exception | None) -> str:
     """Remedy for an error of the host, such as a key to set or a package to install."""
     message = one_line(str(error))
     if isinstance(error, ImportError):
-        extra = next(iter(re.findall(r"pydantic-ai-slim\[([\w-]+)\]", message)), "")
-        missing = "its provider's package is not installed"
-        if extra in EXTRAS:
-            return f"{missing}: {install_command(extra)}"
-        return f'{missing}: pip install "pydantic-ai-slim[{extra}]"' if extra else f"{missing}: {message}"
+        return one_line(missing_provider(error))
     missing = next(iter(re.findall(r"`([A-Z][A-Z0-9_]+)`", message)), "")
     if isinstance(error, UserError) and missing:
         return f"set the environment variable {missing}"

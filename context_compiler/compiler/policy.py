@@ -390,6 +390,8 @@ class Plan:
     steering: Steering = NONE
     declared: tuple[str, ...] = ()
     """Rules that the application declares for this request."""
+    fixed: int = 0
+    """Exact tokens of the request apart from its history."""
 
     @cached_property
     def found_rules(self) -> Found:
@@ -467,20 +469,23 @@ class Plan:
         at = prompt_at(self.history)
         return self.history.readings[at].tokens if at is not None else 0
 
-    def floor(self, kept: int, cut: int, exchange: int) -> Floor:
-        """Tokens that no threshold may remove, with what the user steers, the last cut, and the usual exchange."""
+    def floor(self, kept: int, cut: int) -> Floor:
+        """Tokens that no threshold may remove, with what the user steers, and the request after the last cut."""
         groups = self.outline.active.groups
         prompts = [group for group in groups if has_prompt(self.history, group)]
         newest = 0 if groups[-1] in prompts else self._tokens(groups[-1])
         prompt = sum(map(self._tokens, prompts))
-        return Floor(prompt=prompt, kept=kept, turns=self.recent_tokens, newest=newest, exchange=exchange, cut=cut)
+        return Floor(
+            prompt=prompt, kept=kept, turns=self.recent_tokens, newest=newest, exchange=self._exchange, cut=cut
+        )
 
-    def usual_exchange(self, room: int) -> int:
-        """Usual size of an exchange in the newest messages that `room` tokens would hold, each weighted by its size.
+    @cached_property
+    def _exchange(self) -> int:
+        """Usual size of an exchange in the newest messages that the room would hold, each weighted by its size.
 
         The weights keep it large while a few large results fill the view, however many small ones follow.
         """
-        total = squares = 0
+        room, total, squares = max(1, self.policy.budget - self.fixed), 0, 0
         for group in (group for turn in reversed(self.outline.turns) for group in reversed(turn.groups)):
             size = min(self._tokens(group), room // 2)
             if total + size > room:

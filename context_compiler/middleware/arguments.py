@@ -6,14 +6,15 @@ import pickle
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import KW_ONLY, Field, dataclass, fields
 from decimal import Decimal
+from difflib import get_close_matches
 from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from reprlib import Repr
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast, get_args
 
 from pydantic_ai import RunContext
-from pydantic_ai.models import Model, infer_model, parse_model_id
+from pydantic_ai.models import KnownModelName, Model, infer_model, parse_model_id
 from pydantic_ai.providers import infer_provider_class
 
 from context_compiler.compiler.policy import DEFAULT_BUDGET, Policy, trigger_of, whole_budget
@@ -23,6 +24,7 @@ from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
 from context_compiler.layers.context import NEEDS, Need
 from context_compiler.layers.session import Layers, LayerSource
+from context_compiler.lazy import missing_provider
 from context_compiler.messages.failures import ReflectionPolicy
 from context_compiler.paths import OWNER
 from context_compiler.record.redaction import Redact
@@ -494,8 +496,11 @@ def check_model_name(model: str, what: str) -> None:
         SettingsError: There is no model of that name.
     """
     provider, _ = parse_model_id(model)
-    if model != "test" and (
-        provider is None or isinstance(attempt(partial(infer_provider_class, provider)).error, ValueError)
-    ):
-        remedy = "give provider:name, such as openai:gpt-5, or a Model"
+    error = attempt(partial(infer_provider_class, provider)).error if provider else None
+    if isinstance(error, ImportError):
+        raise SettingsError(f"{what}={model!r}: {missing_provider(error)}")
+    if model != "test" and (provider is None or isinstance(error, ValueError)):
+        names = {name.partition(":")[0] for name in get_args(getattr(KnownModelName, "__value__", KnownModelName))}
+        near = get_close_matches(provider or "", names, n=1)
+        remedy = f"did you mean {near[0]}?" if near else "give provider:name, such as openai:gpt-5, or a Model"
         raise SettingsError(f"{what}={model!r}: there is no such model; {remedy}")

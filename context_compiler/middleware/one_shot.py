@@ -159,7 +159,7 @@ def _check_messages(messages: object) -> None:
     """Check that `messages` is a history of the host.
 
     Raises:
-        SettingsError: It is not a list, or contains something other than messages.
+        SettingsError: It is not a list, contains something other than messages, or has no request.
     """
     remedy = "give a list of the host's messages, such as result.all_messages()"
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
@@ -169,6 +169,8 @@ def _check_messages(messages: object) -> None:
             kind = type(message).__name__
             other = "; context_compiler.messages.importers reads those of other tools" if kind == "dict" else ""
             raise SettingsError(f"messages[{index}] is of type {kind}: {remedy}{other}")
+    if not any(isinstance(message, ModelRequest) for message in cast("Sequence[object]", messages)):
+        raise SettingsError(f"messages contains no request: {remedy}")
 
 
 def _read(arguments: Arguments, messages: Sequence[ModelMessage], session: str | None) -> RequestContext:

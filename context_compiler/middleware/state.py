@@ -461,12 +461,7 @@ class RequestContext(Plan):
     def _floor(self, cycle: Cycle | None) -> Floor:
         """Tokens that no threshold may remove, with pins."""
         kept = sum(self.history.readings[index].tokens for index in self.pinned(self.policy.budget))
-        cut = self.request.fixed + cycle.size if cycle is not None and cycle.size else 0
-        return self.floor(kept, cut, self._exchange)
-
-    @cached_property
-    def _exchange(self) -> int:
-        return self.usual_exchange(max(1, self.policy.budget - self.request.fixed))
+        return self.floor(kept, self.request.fixed + cycle.size if cycle is not None and cycle.size else 0)
 
     @property
     def is_paused(self) -> bool:
@@ -600,4 +595,5 @@ def read_request(
         reader=compiler.reader,
         steering=run.steering,
         declared=request.rules,
+        fixed=request.fixed,
     )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import pickle
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic_ai import Agent
+from pydantic_ai.messages import ModelResponse, TextPart
 from pydantic_ai.models.test import TestModel
 
-from context_compiler import ContextCompiler, MemoryStore, Recall, build_compiling_history_processor
+from context_compiler import ContextCompiler, MemoryStore, Recall, build_compiling_history_processor, compile_view
 from context_compiler.errors import FidelityError, SettingsError, TemplateError
 from context_compiler.tokens import TokenCounter
 from tests.support.histories import long_history
@@ -77,6 +79,23 @@ def test_an_unknown_template_is_refused_when_given(make: Any, name: str, tmp_pat
 def test_an_unknown_model_is_refused_when_given(name: str) -> None:
     with pytest.raises(SettingsError, match=f"model='{name}': there is no such model"):
         ContextCompiler(model=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("antropic:claude", "did you mean anthropic"), ("mistral:small", r'pip install "pydantic-ai-slim\[mistral\]"')],
+)
+def test_a_model_that_cannot_be_loaded_is_refused_with_what_to_do(name: str, remedy: str) -> None:
+    if name.startswith("mistral") and find_spec("mistralai") is not None:
+        pytest.skip("the package is installed")
+    with pytest.raises(SettingsError, match=remedy):
+        ContextCompiler(model=name)
+
+
+@pytest.mark.parametrize("messages", [[], [ModelResponse(parts=[TextPart("Hello.")])]])
+async def test_a_history_without_a_request_is_refused(messages: list[Any]) -> None:
+    with pytest.raises(SettingsError, match="messages contains no request: give a list"):
+        await compile_view(messages)
 
 
 async def test_a_model_without_its_key_is_accepted_when_given(monkeypatch: pytest.MonkeyPatch) -> None:
