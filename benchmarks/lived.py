@@ -1,10 +1,5 @@
 """Run recorded conversations turn by turn through a real agent: does the request hold what its question needs?
 
-    python -m benchmarks.lived --data locomo --budget 4000 --jobs 2
-    python -m benchmarks.lived --data locomo --budget 2000 --scenario tools5 --set recall=0.5 --every 3
-    python -m benchmarks.lived --data tau --budget 1000
-    python -m benchmarks.lived --data locomo --budget 2000 --model smollm2 --conversations 1 --turns 43
-
 Every message of a conversation is a turn of a running agent, whose model answers as recorded; the next turn continues
 from the history that the host stored. Every labelled question is a turn of its own, at a boundary after its evidence
 that is drawn with a fixed seed, and its answer stays in the history.
@@ -17,18 +12,12 @@ replayed request by request as recorded, and the questions ask for their facts (
 
 from __future__ import annotations
 
-import ast
-import asyncio
 import json
 import random
-import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby
-from statistics import fmean
 from typing import Any
 
 from pydantic_ai.messages import (
@@ -43,20 +32,15 @@ from pydantic_ai.models import Model
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from benchmarks import facts, recall
-from benchmarks.answering import LOCAL, served
 from benchmarks.approaches import Approach
-from benchmarks.command import arguments
-from benchmarks.data import GENERATED, LIVED, Data, at_hand
-from benchmarks.lives import AgentLife, AgentSession, Ledger, Life, Lived, SessionLife, look_up, steps, total
+from benchmarks.data import GENERATED, LIVED, Data
+from benchmarks.lives import SETTINGS, AgentLife, Ledger, Life, Lived, SessionLife, look_up, steps
 from benchmarks.measures.evidence import summariser
 from benchmarks.peers.baselines import price
 from benchmarks.recall import Conversation, Question
 from context_compiler import ContextCompiler, compile_view
-from context_compiler.chat.local_model import served_model
 from context_compiler.middleware.replay import LiveSession
 
-SCENARIOS = ("plain", "tools1", "tools5", "toolask", "output", "everyasks")
-MODELS = ("none", "bland", "good", *LOCAL)
 BLAND = "The conversation went on."
 OPENING = "Hello."
 """User prompt if a recorded conversation begins with the assistant."""
@@ -192,7 +176,6 @@ async def live(
     scenario: str = "plain",
     paired: bool = True,
     seed: int = recall.SEED,
-    most: int | None = None,
 ) -> Lived:
     """Run a conversation.
 
@@ -200,10 +183,9 @@ async def live(
         conversation: Conversation with the questions to ask.
         life: A new life; it cannot be used again.
         budget: Maximum tokens for a request's messages.
-        scenario: One of `SCENARIOS`.
+        scenario: plain, tools1, tools5, toolask, output or everyasks.
         paired: Also make a one-shot view at every question.
         seed: Seed for the positions of the questions.
-        most: Maximum number of turns; None for all.
     """
     lived = Lived(name=conversation.name)
     ledger = Ledger(lived, budget)
@@ -212,7 +194,7 @@ async def live(
     tokens = price(whole)
     life.start(whole)
     ended: Sequence[ModelMessage] = whole[-2:-1]
-    for number, turn in enumerate(turns[:most], 1):
+    for number, turn in enumerate(turns, 1):
         question = turn.question
         if question is not None:
             lived.unasked.append(evidence(conversation, question, shown(ended)))
@@ -232,7 +214,6 @@ async def live(
             ended = requests[-1]
         else:
             lived.held.append(evidence(conversation, question, shown(requests[-1], question.text)))
-            lived.kinds.append(question.kind)
     return lived
 
 
@@ -260,16 +241,14 @@ def script_of(turn: Turn, scenario: str, number: int) -> list[ModelMessage]:
 
 
 def writer(name: str, recorded: Sequence[tuple[str, str]]) -> Model:
-    """Build one of `MODELS`; `good` answers with the recorded summaries, `bland` says nothing."""
-    if name in LOCAL:
-        return served_model(served(name), name)
+    """Build the model that summarises: `good` answers with the recorded summaries, `bland` says nothing."""
     return summariser(recorded) if name == "good" else FunctionModel(lambda *_: ModelResponse([TextPart(BLAND)]))
 
 
 def life_of(conversation: Conversation, compiler: ContextCompiler, *, scenario: str = "plain") -> Life:
     """Build the life of a conversation with this package; a tool session is replayed request by request."""
     if uses_tools(conversation):
-        return SessionLife(AgentSession([compiler]))
+        return SessionLife(LiveSession([compiler], settings=SETTINGS))
     return AgentLife([compiler], scenario=scenario)
 
 
@@ -282,7 +261,6 @@ async def ours(
     model: str,
     paired: bool,
     seed: int = recall.SEED,
-    most: int | None = None,
     **settings: Any,
 ) -> Lived:
     """Run a conversation with this package; `settings` are arguments of `ContextCompiler`."""
@@ -300,7 +278,7 @@ async def ours(
         **{"store": None, "system": None, **settings},
     )
     life = life_of(conversation, compiler, scenario=scenario)
-    lived = await live(conversation, life, budget, scenario=scenario, paired=paired, seed=seed, most=most)
+    lived = await live(conversation, life, budget, scenario=scenario, paired=paired, seed=seed)
     fell = sum(status.startswith("fallback") for status in began)
     return replace(lived, compiles=began.count("compiled"), asked=calls, fallbacks=fell)
 
@@ -322,91 +300,3 @@ def conversations(data: Data, name: str, budget: int) -> list[Conversation]:
     """Return the conversations of a set that are run at a budget."""
     found = data.conversations(name)[: 1 if name == GENERATED else None]
     return [one for one in found if price(one.messages) > LONGER * budget][: data.most] if name in LIVED else found
-
-
-def line(value: Mapping[str, Any]) -> str:
-    mean, low, high = (100 * share for share in recall.interval(value["held"]))
-    shown = [f"held {mean:.1f} [{low:.0f}, {high:.0f}]"]
-    if pairs := [pair for pair in zip(value["held"], value["one_shot"], strict=True) if pair[1]]:
-        once = 100 * fmean(share for _, shares in pairs for share in shares)
-        less = [[here - there for here, there in zip(*pair, strict=True)] for pair in pairs]
-        delta, least, most = (100 * points for points in recall.interval(less))
-        shown.append(f"one-shot {once:.1f} (Δ {delta:+.1f} [{least:+.0f}, {most:+.0f}])")
-    shown += [
-        f"unasked {100 * fmean(share for shares in value['unasked'] for share in shares):.1f}",
-        f"cost {value['cost'] / value['whole']:.3f}",
-        f"tokens {value['cost'] / value['requests']:,.0f}",
-        f"breakpoints {value['pointed'] / value['whole']:.3f}",
-        f"sent {value['sent'] / value['requests']:,.0f}",
-        f"over {value['over']}",
-        f"broken {value['broken']}",
-        f"cycles {value['compiles']}",
-        f"model calls {value['asked']}",
-        f"fallbacks {value['fallbacks']}",
-        f"{value['requests']:,} requests",
-    ]
-    if value["one_shot_cost"]:
-        shown.insert(4, f"one-shot cost {value['one_shot_cost'] / value['whole']:.3f}")
-    return " | ".join(shown)
-
-
-def by_kind(lives: Sequence[Lived]) -> Iterator[str]:
-    kinds = [kind for lived in lives for kind in lived.kinds]
-    held, once = (
-        recall.by_kind(kinds, shares) if shares else {}
-        for shares in ([share for lived in lives for share in getattr(lived, name)] for name in ("held", "one_shot"))
-    )
-    for kind, (share, number) in held.items():
-        beside = f" | one-shot {100 * once[kind][0]:.1f}" if kind in once else ""
-        yield f"  {kind}: held {100 * share:.1f}{beside} | {number} questions"
-
-
-def _run(number: int, options: Any, settings: Mapping[str, Any]) -> Lived:
-    data = at_hand(False, options.every)
-    conversation = conversations(data, options.data, options.budget)[number]
-    chosen = {"scenario": options.scenario, "model": options.model, "seed": options.seed, "most": options.turns}
-    return asyncio.run(ours(conversation, options.budget, data, paired=not options.no_paired, **chosen, **settings))
-
-
-def _given(text: str) -> tuple[str, Any]:
-    name, _, value = text.partition("=")
-    try:
-        return name, ast.literal_eval(value)
-    except (SyntaxError, ValueError):
-        return name, value
-
-
-def main() -> None:
-    options = arguments(
-        __doc__,
-        data=(*recall.SETS, *LIVED),
-        budget=4_000,
-        scenario=SCENARIOS,
-        model=MODELS,
-        every=1,
-        conversations=int,
-        turns=int,
-        set=[str],
-        seed=recall.SEED,
-        jobs=1,
-        kinds=False,
-        no_paired=False,
-    )
-    started, settings = time.perf_counter(), dict(map(_given, options.set))
-    there = conversations(at_hand(False, options.every), options.data, options.budget)
-    numbers = range(len(there[: options.conversations]))
-    run = partial(_run, options=options, settings=settings)
-    if options.jobs > 1:
-        with ProcessPoolExecutor(options.jobs) as pool:
-            lives = list(pool.map(run, numbers))
-    else:
-        lives = list(map(run, numbers))
-    for text in by_kind(lives) if options.kinds else ():
-        print(text)
-    what = f"{options.data} {options.budget:,} {options.scenario} model={options.model}"
-    what += "".join(f" {name}={value}" for name, value in settings.items())
-    print(f"{what}: {line(total(lives))} | {time.perf_counter() - started:.0f} s")
-
-
-if __name__ == "__main__":
-    main()

@@ -15,7 +15,6 @@ from pydantic_ai.messages import (
     ModelMessage,
     ModelRequest,
     ModelResponse,
-    TextPart,
     ToolCallPart,
     UserPromptPart,
 )
@@ -86,27 +85,6 @@ class AgentLife:
         result = await self._agent.run(message_history=[*self.stored, prompt])
         self.stored = result.all_messages()
         self.added = result.new_messages()
-        return self._sent
-
-
-class AgentSession:
-    """A live agent with capabilities that makes every request in a run of its own, as after a restart."""
-
-    def __init__(self, capabilities: Sequence[Any]) -> None:
-        self.stored: list[ModelMessage] = []
-        self._sent: list[ModelMessage] = []
-        self._agent: Agent[None, str] = Agent(
-            FunctionModel(self._answer), capabilities=list(capabilities), model_settings=SETTINGS
-        )
-
-    async def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        self._sent = list(messages)
-        return ModelResponse(parts=[TextPart("ok")])
-
-    async def request(self, new: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
-        """Run the agent on its history and `new`; discard its made-up answer."""
-        result = await self._agent.run(message_history=[*self.stored, *new])
-        self.stored = result.all_messages()[:-1]
         return self._sent
 
 
@@ -212,8 +190,6 @@ class Lived:
     name: str
     held: list[float] = field(default_factory=list[float])
     """Share of the evidence held at every question, in the order asked."""
-    kinds: list[str] = field(default_factory=list[str])
-    """Kinds of the questions."""
     one_shot: list[float] = field(default_factory=list[float])
     unasked: list[float] = field(default_factory=list[float])
     requests: int = 0

@@ -233,9 +233,3 @@ def interval(groups: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     means.sort()
     every = [value for group in groups for value in group]
     return sum(every) / len(every), means[DRAWS // 40], means[-1 - DRAWS // 40]
-
-
-def by_kind(kinds: Sequence[str], values: Sequence[float]) -> dict[str, tuple[float, int]]:
-    """Return the mean and the number of values for every kind of question, sorted by kind."""
-    groups = {kind: [value for own, value in zip(kinds, values, strict=True) if own == kind] for kind in kinds}
-    return {kind: (sum(groups[kind]) / len(groups[kind]), len(groups[kind])) for kind in sorted(groups)}

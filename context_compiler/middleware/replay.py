@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RequestUsage
 
 from context_compiler.compiler.metrics import PromptCache, Sent, broken_pairs
@@ -41,13 +42,20 @@ class Session(Protocol):
 class LiveSession:
     """An agent with some capabilities, and the history that its host would store."""
 
-    def __init__(self, capabilities: Sequence[Any], *, name: str | None = None, model: str | None = None) -> None:
+    def __init__(
+        self,
+        capabilities: Sequence[Any],
+        *,
+        name: str | None = None,
+        model: str | None = None,
+        settings: ModelSettings | None = None,
+    ) -> None:
         """Attach `capabilities` to an agent whose model answers at once; the names are those on the record."""
         self.stored: list[ModelMessage] = []
         self._name = name
         self._sent: list[ModelMessage] = []
         self._agent: Agent[None, str] = Agent(
-            FunctionModel(self._answer, model_name=model), capabilities=list(capabilities)
+            FunctionModel(self._answer, model_name=model), capabilities=list(capabilities), model_settings=settings
         )
 
     def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
