@@ -62,8 +62,8 @@ def test_a_folder_shows_when_and_about_what_each_conversation_was(cc: Command, t
 def test_conversations_that_are_not_measured_in_time_are_listed_with_their_sizes(cc: Command, tmp_path: Path) -> None:
     (tmp_path / "projects").mkdir()
     (tmp_path / "projects" / "long.jsonl").write_text(claude_code(3))
-    (found,) = cc("import", "projects", "--seconds", "0", "--json").json["conversations"]
-    assert found["messages"] == 6 and found["tokens"] > 1_000 and found["requests"] == 0
+    (listed,) = cc("import", "projects", "--seconds", "0", "--json").json["conversations"]
+    assert listed["messages"] == 6 and listed["tokens"] > 1_000 and listed["requests"] == 0
     assert (
         "1 conversation was not measured within 0 seconds; for more time, add --seconds 10"
         in cc("import", "projects", "--seconds", "0").out
@@ -76,8 +76,8 @@ def test_a_folder_shows_the_costs_of_its_conversations_together(cc: Command, tmp
     for name in ("one", "two"):
         (tmp_path / "projects" / f"{name}.jsonl").write_text(claude_code(45))
     written(tmp_path / "projects" / "short.json", chat(3))
-    found = cc("import", "projects", "--json").json["conversations"]
-    whole, views = (sum(each[cost] for each in found if each["priced"]) for cost in ("everything", "views"))
+    listed = cc("import", "projects", "--json").json["conversations"]
+    whole, views = (sum(each[cost] for each in listed if each["priced"]) for cost in ("everything", "views"))
     said = cc("import", "projects").out
     assert f"2 measured conversations together: ${whole:.4f} with everything, ${views:.4f} with views" in said
     assert "1 measured conversation together:" in said and "so many uncached input tokens" in said
