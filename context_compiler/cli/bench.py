@@ -58,6 +58,7 @@ from context_compiler.middleware.verdict import (
     RECALLS,
     Everything,
     Setting,
+    Tried,
     Verdict,
     charge_of,
     grid_of,
@@ -190,24 +191,48 @@ def bench(
 
     grid = grid_of(tokens, [arguments["recall"]] if "recall" in arguments else RECALLS)
 
-    with progress_bar("replaying", (APPROACHES + len(grid)) * len(points)) as progress:
+    with progress_bar("replaying", APPROACHES * len(points)) as progress:
         report = print_progress if progress is None else _ignore
-        report(
-            f"{conversation.name}: replaying {plural(len(points), 'request')} in {APPROACHES} ways;"
-            " this may take a minute"
-        )
+        what = f"{plural(len(points), 'request')} in {APPROACHES} ways, then with {plural(len(grid), 'setting')}"
+        report(f"{conversation.name}: replaying {what}")
         ways = asyncio.run(_replay_all(messages, tokens, reader, compiler, lambda: step(progress), report))
-        tried = asyncio.run(replay_grid(messages, grid, compiler, reader, seen=lambda position, view: step(progress)))
     if plot is not None:
         draw(panels(ways, tokens), plot)
     model = price or _answering_model(conversation.messages)
-    verdict = verdict_of(ways[0].sent, tried, model)
+    if not json:
+        _print(conversation, reader.read(conversation.messages), ways, tokens, plot, model)
+    seconds = sum(request.seconds for request in ways[-1].sent)
+    verdict = verdict_of(ways[0].sent, _try_all(messages, grid, compiler, reader, seconds), model)
     if json:
         document = figures_document(conversation, reader.read(conversation.messages), ways, tokens, model)
         Screen().raw(json_text(document | {"verdict": verdict, "said": str(verdict)}))
     else:
-        _print(conversation, reader.read(conversation.messages), ways, tokens, plot, model)
         _print_verdict(verdict, grid)
+
+
+def _try_all(
+    messages: Sequence[ModelMessage],
+    grid: Sequence[Setting],
+    compiler: Callable[..., ContextCompiler],
+    reader: Reader,
+    seconds: float,
+) -> list[Tried]:
+    """Replay a session with each setting, which takes about `seconds`."""
+    tried: list[Tried] = []
+    with progress_bar("trying settings", len(grid) * len(request_points(messages))) as progress:
+        report = print_progress if progress is None else _ignore
+        report(f"trying {plural(len(grid), 'setting')}, about {_duration(len(grid) * seconds)}")
+        for setting in grid:
+            started = perf_counter()
+            replayed = replay_grid(messages, [setting], compiler, reader, seen=lambda position, view: step(progress))
+            tried += asyncio.run(replayed)
+            (budget, recall), requests = setting, plural(len(tried[-1][2]), "request")
+            report(f"budget {number(budget)}, recall {recall}: {requests} in {_duration(perf_counter() - started)}")
+    return tried
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
 def _print_verdict(verdict: Verdict, grid: Sequence[Setting]) -> None:
@@ -242,7 +267,7 @@ async def _replay_all(
             advance()
 
         sent = await replay(messages, session, reader, seen=look)
-        report(f"{name}: {plural(len(sent), 'request')} in {perf_counter() - started:.1f} s")
+        report(f"{name}: {plural(len(sent), 'request')} in {_duration(perf_counter() - started)}")
         return Approach(way=name, sent=sent, compiles=None, median_ms=None, references=recall)
 
     host = Everything(reader)

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 from pydantic_ai.messages import ModelMessage, ModelResponse
 
+from context_compiler.chat import local_model
 from context_compiler.cli.compile import ViewRequest, compile_messages, view_document
 from context_compiler.cli.explanation import DROP_COLUMNS, dropped_rows
 from context_compiler.cli.options import DB, Db, Json, Place, example, group, list_command, open_record
@@ -31,6 +32,7 @@ from context_compiler.messages.turns import outline, pair
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.middleware.replay import LiveSession, newest, replay
 from context_compiler.paths import install_command
+from context_compiler.resilience import attempt
 from context_compiler.settings import Count
 from context_compiler.template import TemplateLibrary
 from context_compiler.tokens import as_counter
@@ -121,13 +123,19 @@ def demo(
     screen.line(
         ("No model was asked. ", "dim"), ("context-compiler demo --full", "bold cyan"), (" shows a view and why", "dim")
     )
-    screen.line(("A real model without a key: ", "dim"), ("context-compiler chat --model local --endless", "bold cyan"))
-    screen.line(("In a browser, request by request: ", "dim"), (serve_command(db), "bold cyan"))
+    screen.line(("A real model without a key: ", "dim"), (_chat_command(), "bold cyan"))
+    screen.line(("Browse it: ", "dim"), (serve_command(db), "bold cyan"))
 
 
 def serve_command(db: Place) -> str:
-    """Command that opens the history of a fact of the recorded session in a browser."""
-    return f"{list_command('serve', db)} --open --find {quote(ASKED)}"
+    """Command that opens the history of a fact of the recorded session in a browser, after installing what it needs."""
+    install = f"{install_command('web')} && " if missing_for_serve() else ""
+    return f"{install}{list_command('serve', db)} --open --find {quote(ASKED)}"
+
+
+def _chat_command() -> str:
+    install = f"{local_model.INSTALL} && " if attempt(local_model.default_weights).error else ""
+    return f"{install}context-compiler chat --model local --endless"
 
 
 async def _compile_views(conversation: Transcript) -> tuple[list[View], Sequence[ModelMessage]]:
@@ -182,7 +190,6 @@ def _print_introduction(screen: Screen, raw: History, window: History, view: Vie
     screen.line(f"This one has {len(turns)} turns, {len(raw)} messages and ", size, ". Its last prompt asks:")
     prompt = next(item.text for item in raw.readings[-1].items if item.kind is Kind.USER)
     screen.indented(f"… and {one_line(prompt).rpartition(', and ')[2]}", "italic green")
-    screen.line()
     words = NEEDED[-1][1]
     mentioned = next(turn.index for turn in turns if words in _text(raw, turn.start, turn.stop))
     first = raw.messages.index(window.messages[0])
@@ -280,16 +287,13 @@ def _print_next_steps(screen: Screen, newest_request: int, db: Place) -> None:
     screen.heading("On the record")
     screen.line(f"  {db}: session demo, each request with its exact messages; the last one is {newest_request}")
     screen.heading("Next")
-    serve = serve_command(db)
-    if missing_for_serve():
-        serve = f"{install_command('web')} && {serve}"
     for command, effect in (
         (f"context-compiler views show {newest_request}{where}", "the last request in full"),
         (
             f"context-compiler views why {newest_request} {quote(NEEDED[-1][1])}{where}",
             "what became of these words in it",
         ),
-        (serve, f"when {ASKED!r} left the requests, why, and when it came back"),
+        (serve_command(db), f"when {ASKED!r} left the requests, why, and when it came back"),
         ("context-compiler compile YOUR_CHAT.json --budget 4000 --explain", "a conversation of your own"),
     ):
         screen.line("  ", ("# " + effect, "dim"))

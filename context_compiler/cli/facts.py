@@ -99,12 +99,12 @@ class Why:
 async def load_why(
     db: Place, owner: str | None, view: int, message: str | None, *, vault: Path | None = None, system: Path = SYSTEM
 ) -> Why:
-    """Load the fate of the named messages, or of all if None, in a request.
+    """Load the fate of the named messages, or of all if None, in a request; none if no message contains the words.
 
     Templates in `vault` and `system` are used to find what would have kept a message.
 
     Raises:
-        SettingsError: the raw history of the request has no such message.
+        SettingsError: the raw history of the request has no message of this number.
         StoreError: there is no such view, or it was recorded without content.
     """
     async with open_record(db, owner) as store:
@@ -151,10 +151,10 @@ def _find_messages(raw: History, message: str | None) -> Sequence[int]:
         ]
     else:
         positions = [position for position, reading in enumerate(raw.readings) if words and _contains(reading, words)]
-    if not positions:
+    if named and not positions:
         last = outline(raw, pair(raw)).turns[-1].index + 1 if len(raw) else 0
         what = f"turn 1 to turn {last}, m0 to m{len(raw) - 1}, or words of a message"
-        raise SettingsError(f"{one_line(message, 60)!r}: no message before this request matches; give {what}")
+        raise SettingsError(f"{one_line(message, 60)!r}: no message before this request has this number; give {what}")
     return positions
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from shlex import quote
 from typing import Annotated
 
 import typer
 
-from context_compiler.cli.folders import find_conversations, measure, print_found
+from context_compiler.cli.folders import SECONDS, Folder, find_conversations, last_moment, measure, print_found
 from context_compiler.cli.inputs import print_notes, read_conversations, select_conversation
 from context_compiler.cli.options import (
     DB,
@@ -25,7 +25,6 @@ from context_compiler.cli.options import (
     TranscriptPath,
     example,
     group,
-    list_command,
     open_record,
     print_look,
 )
@@ -71,6 +70,7 @@ def import_(
     session: SessionName = None,
     format_: FormatName = None,
     every: Annotated[bool, typer.Option("--all", help="Import all that a folder contains.")] = False,
+    seconds: Annotated[int, typer.Option("--seconds", min=0, help="Seconds in which a folder is measured.")] = SECONDS,
     json: Json = False,
 ) -> None:
     """Import all conversations of a transcript into the record, or the one that --select names.
@@ -78,14 +78,17 @@ def import_(
     Of a folder, such as ~/.claude/projects, show the conversations and what views would have saved; --all imports them.
     """
     folder = Path(transcript)
-    in_folder = find_conversations(folder, format_) if transcript != "-" and folder.is_dir() else []
-    if in_folder and not every:
-        _print_folder(in_folder, folder, db, json=json)
+    inside = find_conversations(folder, format_) if transcript != "-" and folder.is_dir() else None
+    if inside is not None and not every:
+        _print_folder(inside, folder, db, seconds, json=json)
         return
-    conversations = [conversation for _, conversation in in_folder] or read_conversations(transcript, format_)
+    inner = [conversation for _, conversation in reversed(inside.conversations)] if inside is not None else []
+    conversations = inner or read_conversations(transcript, format_)
     if select is not None or session is not None:
         conversations = [select_conversation(conversations, select, file=transcript)]
     results = asyncio.run(_import_all(conversations, db, owner or "", session))
+    if inside is not None:
+        inside.print_skipped()
     screen = Screen()
     if json:
         screen.raw(json_text({"db": str(db), "sessions": results}))
@@ -99,12 +102,13 @@ def import_(
     print_look(screen, db)
 
 
-def _print_folder(conversations: Sequence[tuple[Path, Transcript]], folder: Path, db: Place, *, json: bool) -> None:
-    measured, screen = measure(conversations, folder), Screen()
+def _print_folder(inside: Folder, folder: Path, db: Place, seconds: int, *, json: bool) -> None:
+    measured, screen = measure(inside.conversations, folder, seconds), Screen()
     if json:
-        screen.raw(json_text({"folder": str(folder), "conversations": measured}))
-        return
-    print_found(screen, measured, list_command(f"import {quote(str(folder))} --all", db))
+        screen.raw(json_text({"folder": str(folder), "conversations": measured, "skipped": inside.skipped}))
+    else:
+        print_found(screen, measured, folder, db, seconds)
+    inside.print_skipped()
 
 
 async def _import_all(
@@ -117,7 +121,8 @@ async def _import_all(
             for transcript in transcripts:
                 history = read_history(transcript.messages)
                 name = session or transcript.name
-                entry = Entry(record=import_record(history, name), raw=history.chain, view=history.chain)
+                record = import_record(history, name, last_moment(transcript) or now())
+                entry = Entry(record=record, raw=history.chain, view=history.chain)
                 record = await store.save(entry)
                 state = (
                     "new"
@@ -142,8 +147,8 @@ async def _import_all(
     return results
 
 
-def import_record(history: History, session: str) -> Record:
-    """Build the record of an import, which has the whole history and sent nothing."""
+def import_record(history: History, session: str, when: datetime) -> Record:
+    """Build the record of an import, which has the whole history and sent nothing, dated `when`."""
     turns = outline(history, pair(history)).turns
     return Record(
         session_id=session,
@@ -163,5 +168,5 @@ def import_record(history: History, session: str) -> Record:
         ledger={"tokens": {"messages": history.tokens}},
         request_hash=None,
         latency_ms=0.0,
-        created_at=now(),
+        created_at=when,
     )

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import sys
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, cast
@@ -24,8 +25,15 @@ from context_compiler.paths import warn_of_namesake
 from context_compiler.settings import Config
 
 WHOLE = "give a whole number, such as 3"
-NO_INTEGER = ("Input should be a valid integer, unable to parse string as an integer", "is not a valid integer")
-"""Words of Typer's versions for a text that is no whole number."""
+OWN_WORDS = (
+    (r"Value error, ", ""),
+    (r"Input should be a valid integer, unable to parse string as an integer|is not a valid integer", WHOLE),
+    (r"Input should be less than or equal to ", "give at most "),
+    (r"Input should be greater than or equal to ", "give at least "),
+    (r"\S+ is not in the range (\d+)<=x<=(\d+)", r"give a number from \1 to \2"),
+    (r"\S+ is not in the range x>=(\d+)", r"give at least \1"),
+)
+"""Words of Typer's versions, and our own for them."""
 
 NEGATIVE, INVALID, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 """Exit codes: negative answer; wrong usage or input; Ctrl-C; closed pipe."""
@@ -139,12 +147,18 @@ def _print_usage_error(error: Any) -> int:
         return INVALID
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "context-compiler"
-    message = error.format_message().strip().rstrip(".").replace("Value error, ", "")  # pydantic's prefix
-    for words in NO_INTEGER:
-        message = message.replace(words, WHOLE)
+    meant = ""
+    if possible := getattr(error, "possibilities", None):
+        close = get_close_matches(error.option_name, possible, n=1, cutoff=0.7)
+        meant = "".join(f". Did you mean {name!r}?" for name in close)
+        error.possibilities = ()
+    message = error.format_message().strip().rstrip(".") + meant
+    for theirs, ours in OWN_WORDS:
+        message = re.sub(theirs, ours, message)
     origin = re.search(r"from `[^`]+`", str(getattr(getattr(error, "param", None), "help", "")))
     message += f", {origin[0]}" if origin else ""
-    print_error(f"{message[:1].lower()}{message[1:]}; see `{path} --help`")
+    see = " See" if message.endswith("?") else "; see"
+    print_error(f"{message[:1].lower()}{message[1:]}{see} `{path} --help`")
     return INVALID
 
 

@@ -64,7 +64,8 @@ async def _load_session(
 
 def _print_facts(screen: Screen, info: SessionInfo) -> None:
     screen.line((f"session {info.session_id}", "bold"))
-    sent = f"{number(info.tokens_sent)} sent ({sent_share(info.tokens_sent, info.tokens_raw)})"
+    share = sent_share(info.tokens_sent, info.tokens_raw)
+    sent = f"{number(info.tokens_sent)} sent ({share})" if info.tokens_sent else "– sent"
     screen.facts(
         [
             ("vault", info.vault_name),

@@ -57,6 +57,6 @@ def _row(info: SessionInfo, *, owned: bool) -> tuple[object, ...]:
         number(info.requests),
         number(info.compiles),
         number(info.tokens_raw),
-        number(info.tokens_sent),
+        number(info.tokens_sent) if info.tokens_sent else "–",
         timestamp(info.last_at),
     )

@@ -96,7 +96,8 @@ def print_facts(screen: Screen, record: Record) -> None:
 def _cost(record: Record) -> str:
     cost = request_cost(record)
     if cost.sent is None:
-        return f"unknown: no price is known for {cost.model}" if cost.model else "unknown: the request names no model"
+        unpriced = f"no price is known for {cost.model.rstrip(':')}" if cost.model else "the request names no model"
+        return f"unknown: {unpriced}"
     cached = f"{number(cost.cached)} tokens cached"
     return f"{dollars(cost.sent)} of {cost.model}, {cached}; everything {dollars(cost.everything)}"
 

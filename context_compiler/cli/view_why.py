@@ -10,7 +10,7 @@ import typer
 from context_compiler.cli.facts import load_why, print_why
 from context_compiler.cli.options import DB, SYSTEM, Db, Json, Owner, System, Vault, ViewId, example, group
 from context_compiler.cli.screen import Screen
-from context_compiler.cli.text import json_text
+from context_compiler.cli.text import json_text, one_line
 
 app = group("Explain recorded requests.")
 
@@ -28,12 +28,16 @@ def why(
     owner: Owner = None,
     json: Json = False,
 ) -> None:
-    """Show in which form a message or words are in a request, or why they are not and what would have kept them."""
+    """Show in which form a message or words are in a request, or why not, and what would have kept them."""
     answer = asyncio.run(load_why(db, owner, view, message, vault=vault, system=system))
     screen = Screen()
     if json:
         session = answer.record.session_id
         said = {"words": answer.words, "messages": answer.messages, "cuts": answer.cuts, "remedy": answer.remedy}
         screen.raw(json_text({"view": view, "session": session, **said}))
-    else:
+    elif answer.messages:
         print_why(screen, answer)
+    else:
+        screen.line(f"no message before request {view} contains {one_line(message or '', 60)!r}")
+    if message is not None and not answer.messages:
+        raise typer.Exit(1)

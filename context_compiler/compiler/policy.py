@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
 
 from context_compiler.compiler.steering import NONE, Steering, pinned
 from context_compiler.fidelity import CAPS, Fidelity
@@ -60,6 +61,8 @@ class Limits:
 
     budget: int
     """Maximum size of the whole request."""
+    whole: int
+    """The same in the model's tokens, not rounded down to tokens of ours."""
     fixed: int
     """Tokens that no view can leave out: instructions, schemas, and parts that the host needs."""
     high: int
@@ -225,6 +228,7 @@ def limits(
         floor: What no threshold may remove; None for a view that is not cut before it is over the budget.
     """
     wanted = amount_tokens(trigger, of=budget)
+    whole = ceil(budget * tight - 1e-6)
     budget = max(1, int(budget * tight / ratio))
     room = max(0, budget - fixed)
     least = min(budget, fixed + (floor.lasting(room) if floor else 0))
@@ -245,6 +249,7 @@ def limits(
     low = min(max(low, newest), high) if room else fixed
     return Limits(
         budget=budget,
+        whole=whole,
         fixed=fixed,
         high=high,
         low=low,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from context_compiler.messages.fences import LAYERS_TITLE, OTHERS_TITLE, QUOTED_TITLE, RECALLED_TITLE, RULES_TITLE
-from context_compiler.messages.printable import safe
+from context_compiler.messages.printable import safe, timestamp
 
 if TYPE_CHECKING:  # importing Pydantic AI is slow, and reading the record does not need it
     from pydantic_ai.messages import ModelMessage
@@ -153,9 +154,14 @@ def is_note(item: Item) -> bool:
 
 def time_of(message: ModelMessage | RecordedMessage) -> str:
     """Time of a message in UTC, to the second; empty if it has none or comes from an undated transcript."""
+    return timestamp(moment_of(message))
+
+
+def moment_of(message: ModelMessage | RecordedMessage) -> datetime | None:
+    """Time of a message; None if it has none or comes from an undated transcript."""
     stamps = (getattr(part, "timestamp", None) for part in message.parts)
     when = getattr(message, "timestamp", None) or next(filter(None, stamps), None)
-    return f"{when:%Y-%m-%d %H:%M:%S}" if when is not None and when.year > 1970 else ""
+    return when if when is not None and when.year > 1970 else None
 
 
 def show_parts(reading: Reading, form: str, *, longest: int | None = None) -> tuple[ShownPart, ...]:

@@ -282,9 +282,9 @@ class Manual:
             after=upcoming.size(before),
             summary=summary_of(before) if before is not None else "",
         )
-        budget = upcoming.context.limits().budget * upcoming.ratio
+        budget = upcoming.context.limits().whole
         if result.after > budget:
-            why = f"that is over the budget of {int(budget):,}, so the next request is cut again, without a model"
+            why = f"that is over the budget of {budget:,}, so the next request is cut again, without a model"
             result = replace(result, why=why)
         state = {"cycle": before.to_json() if before is not None else None, "before": result.before}
         action = Action(

@@ -133,7 +133,7 @@ async def compile_view(
         result = assemble_view(context, done.cycle, "compiled", done, earlier=result)
         if result.view.tokens > limits.budget:
             result = replace(result, view=replace(result.view, status="floor_over_budget"))
-    if strict and (lost := _refusal(result.view, done)):
+    if strict and (lost := _refusal(result.view, done, limits.fixed)):
         raise BudgetError(f"{lost}: give a larger budget")
     record = record_of(arguments, context.request, result, (perf_counter() - started) * 1000)
     return replace(result.view, record=await _save(record, result, store))
@@ -217,8 +217,8 @@ async def _layer_block(
     return layer_block(role, state, node_template(role, templates), room=room, counter=context.counter)
 
 
-def _refusal(view: View, done: Advance | None) -> str:
-    """Reason why a strict caller does not get this view; empty if there is none."""
+def _refusal(view: View, done: Advance | None, fixed: int) -> str:
+    """Reason why a strict caller does not get this view; empty if there is none. No view is below `fixed` tokens."""
     if view.tokens > view.budget:
         return f"even the smallest view takes {view.tokens} of {view.budget} tokens"
     if done is None:
@@ -227,7 +227,8 @@ def _refusal(view: View, done: Advance | None) -> str:
     for index in range(draft.outline.active.start, draft.outline.active.stop):
         reading, shape = draft.history.readings[index], draft.here(index)
         if reading.has_prompt and (shape is None or shortens_prompt(reading, shape)):
-            return f"{view.budget} tokens are enough only if the prompt is cut, which takes {reading.tokens}"
+            sizes = f"it takes {reading.tokens}, and what no view can leave out takes {fixed}"
+            return f"{view.budget} tokens are enough only if the prompt is cut: {sizes}"
     return ""
 
 

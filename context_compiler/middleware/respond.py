@@ -6,7 +6,6 @@ Only recall fails open here, because a view works without it; `middleware` handl
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil
 
 from pydantic_ai.messages import ModelMessage
 
@@ -488,7 +487,7 @@ def assemble_view(
         view=View(
             messages=messages,
             tokens=sent.tokens,
-            budget=ceil(limits.budget * limits.ratio - 1e-6),  # the limit was rounded down to whole o200k tokens
+            budget=limits.whole,
             status="mended" if status == "raw" and context.base else status,
             summary=summary_of(frozen),
             ledger=ledger_of(context, frozen, sent, blocks, notes, lines, kept, lost) | numbers_of(context, done),

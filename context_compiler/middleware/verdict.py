@@ -72,18 +72,20 @@ class Verdict:
 
     def __str__(self) -> str:
         """The verdict in one sentence."""
-        now = "" if self.now is None else f"; as it is, {self._amount(self.now)}"
-        settings = f"budget {self.budget:,}, recall {self.recall}"
+        unit = "" if self.priced else " uncached input tokens"
+        now = "" if self.now is None else f", the present settings {self._amount(self.now)}"
+        best, whole = self._amount(self.cost), self._amount(self.everything)
         if self.cost < self.everything:
-            return f"use {settings}: {self._amount(self.everything)} → {self._amount(self.cost)}{now}"
-        whole = self._amount(self.everything)
-        beside = f"is cheaper here ({whole}, and {self._amount(self.cost)} with {settings})"
-        same = f"costs the same here ({whole})"
-        best = beside if self.cost > self.everything else same
-        return f"sending everything {best}; a view pays from about {self.pays_from:,} tokens on{now}"
+            settings = f"budget {self.budget:,}, recall {self.recall}"
+            return f"use {settings}: this costs {best}{unit}{now}, sending everything {whole}"
+        settings = f"a budget of {self.budget:,} with recall {self.recall}"
+        cheaper = f"sending everything is cheaper here: it costs {whole}{unit}, {settings} {best}"
+        same = f"sending everything costs the same here, {whole}{unit}"
+        said = cheaper if self.cost > self.everything else same
+        return f"{said}{now}; a view pays from about {self.pays_from:,} tokens on"
 
     def _amount(self, cost: float) -> str:
-        return dollars(Decimal(cost)) if self.priced else f"the price of {round(cost):,} input tokens"
+        return dollars(Decimal(cost)) if self.priced else f"like {round(cost):,}"
 
 
 def verdict_of(

@@ -89,7 +89,8 @@ class Costs:
         if self.priced < self.requests and self.priced:
             parts.append(f"prices are known for {self.priced:,} of {self.requests:,} requests")
         if self.unknown:
-            parts.append(f"no price is known for {', '.join(map(safe_line, self.unknown))}")
+            names = (safe_line(model).rstrip(":") for model in self.unknown)  # a function's model ends with a colon
+            parts.append(f"no price is known for {', '.join(names)}")
         return ", ".join(parts)
 
 

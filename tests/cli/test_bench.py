@@ -5,6 +5,9 @@ from __future__ import annotations
 import builtins
 import importlib
 import json
+import re
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -45,9 +48,20 @@ def test_every_request_of_the_transcript_is_sent_three_ways(cc: Command, talk: P
 def assert_progress(said: Said) -> None:
     """Progress is written as lines to standard error."""
     first, *measured = said.err.splitlines()
-    assert first == "talk: replaying 8 requests in 3 ways; this may take a minute"
-    assert sorted(line.split(": 8 requests in ")[0] for line in measured) == sorted(WAYS)
+    assert first == "talk: replaying 8 requests in 3 ways, then with 6 settings"
+    assert sorted(line.split(": 8 requests in ")[0] for line in measured[:3]) == sorted(WAYS)
+    assert re.fullmatch(r"trying 6 settings, about [\d.]+ s", measured[3])
+    tried = [line.split(": 8 requests in ")[0] for line in measured[4:]]
+    assert tried == [f"budget {budget:,}, recall {recall}" for budget in (300, 600, 1_200) for recall in (0.15, 0.5)]
     assert "replaying" not in said.out
+
+
+def test_the_figures_are_printed_before_other_settings_are_tried(talk: Path) -> None:
+    """On one stream, as in a terminal or with `2>&1`."""
+    command = [sys.executable, "-m", "context_compiler", "bench", str(talk), "--budget", "600"]
+    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
+    table, tries, verdict = map(run.stdout.index, ("replayed within a budget", "trying 6 settings", "use budget"))
+    assert table < tries < verdict
 
 
 def test_a_model_without_a_known_price_is_refused(cc: Command, talk: Path) -> None:
@@ -69,7 +83,8 @@ def test_the_verdict_is_the_cheapest_setting_tried_and_agrees_with_the_table(cc:
     everything, ours = (float(rows[way]["money"]) for way in (WAYS[0], WAYS[2]))
     assert verdict["everything"] == pytest.approx(everything) and verdict["cost"] <= ours * 1.001
     assert rows[WAYS[2]]["cost"] == pytest.approx(ours / everything)
-    assert found["said"].startswith(f"use budget {verdict['budget']:,}, recall 0.5: ${everything:.4f} → $")
+    best = f"this costs ${verdict['cost']:.4f}, sending everything ${everything:.4f}"
+    assert found["said"] == f"use budget {verdict['budget']:,}, recall 0.5: {best}"
     again = cc("bench", work, "--budget", verdict["budget"], "--recall", 0.5, "--price", "openai:gpt-5", "--json").json
     assert float(again["ways"][2]["money"]) == pytest.approx(verdict["cost"])
 
@@ -81,7 +96,10 @@ def test_the_verdict_on_a_recorded_session_is_that_of_its_transcript(cc: Command
     measured = cc("bench", talk, "--budget", 700, "--json").json
     now = recorded["verdict"].pop("now")
     assert recorded["verdict"].items() <= measured["verdict"].items() and now > recorded["verdict"]["cost"]
-    assert recorded["said"] == f"{measured['said']}; as it is, the price of {now:,.0f} input tokens"
+    cost, whole = (f"{measured['verdict'][name]:,.0f}" for name in ("cost", "everything"))
+    this = f"this costs like {cost} uncached input tokens"
+    assert measured["said"].endswith(f": {this}, sending everything like {whole}")
+    assert recorded["said"].endswith(f": {this}, the present settings like {now:,.0f}, sending everything like {whole}")
     said = cc("views", "verdict", "talk", "--db", "talk.db").out
     assert said == f"{recorded['said']}\nOnly prices are compared: a smaller view leaves more out.\n"
 
@@ -89,7 +107,7 @@ def test_the_verdict_on_a_recorded_session_is_that_of_its_transcript(cc: Command
 def test_the_verdict_of_a_short_session_names_the_size_from_which_a_view_pays(cc: Command, tmp_path: Path) -> None:
     short = written(tmp_path / "short.json", chat(6, words=40)[:-1])
     said = cc("bench", short, "--budget", 4000)
-    assert "sending everything costs the same here (" in said.out and "a view pays from about " in said.out
+    assert "sending everything costs the same here, like " in said.out and "a view pays from about " in said.out
     whole = cc("bench", short, "--budget", 4000, "--json").json
     assert (
         whole["verdict"]["pays_from"] >= whole["verdict"]["budget"] > 0

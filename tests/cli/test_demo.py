@@ -109,7 +109,7 @@ def test_the_demo_fits_one_screen(tmp_path: Path) -> None:
     assert len(lines) <= 23 and all(len(line.rstrip()) <= 80 for line in lines), "the shell's prompt needs the last"
     assert said.index("what must he never do") < said.index("have no answer") < said.index("never deploy anything")
     assert "what must he never do" in said and "Left out of it" not in said
-    assert "In a browser, request by request: context-compiler serve --open --find '7 days'" in said
+    assert "Browse it: context-compiler serve --open --find '7 days'" in said
     assert "answered 4 of 6 6 of 6 6 of 6 6 of 6" in [" ".join(line.split()) for line in lines]
 
 
@@ -163,4 +163,5 @@ def test_the_hint_for_a_missing_package_installs_from_where_this_package_came_fr
     monkeypatch.syspath_prepend(str(info.parent))
     monkeypatch.setattr("context_compiler.cli.serve.NEEDS", ("starlette", "no_such_package_of_anybody"))
     assert remedy in one_line(again("serve"))
-    assert f"{remedy} && context-compiler serve" in again("demo", "--full").out
+    for option in ((), ("--full",)):
+        assert f"{remedy} && context-compiler serve" in again("demo", *option).out

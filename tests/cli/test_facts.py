@@ -228,8 +228,12 @@ def test_without_a_session_all_are_searched_for_the_words_or_near_ones(chatted: 
 
 
 def test_a_missing_fact_view_or_session_is_reported_in_one_line(chatted: Command) -> None:
-    assert "m0 to m" in one_line(chatted("views", "why", 1, "zebra"))
+    assert "m0 to m" in one_line(chatted("views", "why", 1, "m999"))
     assert "no view 99" in one_line(chatted("views", "why", 99))
+    for option in ((), ("--json",)):
+        said = chatted("views", "why", 1, "zebra", *option)
+        assert said.code == 1 and said.err == "" and said.out
+    assert chatted("views", "why", 1, "zebra").out == "no message before request 1 contains 'zebra'\n"
     assert "no session 'mian'" in one_line(chatted("sessions", "find", "mian", "code"))
     assert "nothing in session main contains 'zebra'" in chatted("sessions", "find", "main", "zebra").out
     assert "TEXT is empty" in one_line(chatted("sessions", "find", "main", " "))

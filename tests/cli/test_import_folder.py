@@ -1,4 +1,4 @@
-"""A folder of conversations: those found in it, the savings of each, and their import."""
+"""A folder of conversations: those found in it, the savings of each, the files that are skipped, and their import."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.cli.conftest import DEMO, Command, chat, one_line, written
 
@@ -15,7 +17,9 @@ def claude_code(turns: int) -> str:
     lines: list[dict[str, Any]] = []
     for turn in range(turns):
         said = f"question {turn} about the ledger " + "and more " * 400
-        lines.append({"type": "user", "message": {"role": "user", "content": said}})
+        lines.append(
+            {"type": "user", "message": {"role": "user", "content": said}, "timestamp": f"2025-03-{turn % 28 + 1:02}"}
+        )
         answer = {
             "role": "assistant",
             "model": "claude-sonnet-4-5",
@@ -40,9 +44,67 @@ def test_a_folder_shows_its_conversations_and_the_savings_of_each(cc: Command, t
     assert long["priced"] and long["requests"] == 30 and 0 < long["views"] < long["everything"]
     assert not short["priced"] and short["requests"] == 3 and short["views"] == short["everything"] > 0
     said = cc("import", "projects").out
-    assert "long.jsonl" in said and "settings.json" not in said
+    assert "long.jsonl" in said and "settings.json" not in said and "1 conversation" not in said
     assert said.rstrip().endswith("context-compiler import projects --all")
     assert not (tmp_path / "system").exists(), "showing imports nothing"
+
+
+def test_a_folder_shows_when_and_about_what_each_conversation_was(cc: Command, tmp_path: Path) -> None:
+    (tmp_path / "projects").mkdir()
+    (tmp_path / "projects" / "long.jsonl").write_text(claude_code(2))
+    written(tmp_path / "projects" / "many.json", [{"id": id, "messages": chat(1, words=1)} for id in ("a", "b")])
+    rows = [line.split() for line in cc("import", "projects").out.splitlines()[1:4]]
+    dated = next(row for row in rows if row[0] == "long.jsonl")
+    assert dated[1:7] == ["2025-03-02", "question", "0", "about", "the", "ledger"]
+    assert {"many.json#a", "many.json#b"} < {row[0] for row in rows}, "the name is what --select takes"
+
+
+def test_conversations_that_are_not_measured_in_time_are_listed_with_their_sizes(cc: Command, tmp_path: Path) -> None:
+    (tmp_path / "projects").mkdir()
+    (tmp_path / "projects" / "long.jsonl").write_text(claude_code(3))
+    (listed,) = cc("import", "projects", "--seconds", "0", "--json").json["conversations"]
+    assert listed["messages"] == 6 and listed["tokens"] > 1_000 and listed["requests"] == 0
+    assert (
+        "1 conversation was not measured within 0 seconds; for more time, add --seconds 10"
+        in cc("import", "projects", "--seconds", "0").out
+    )
+    assert "not measured" not in cc("import", "projects").out
+
+
+def test_a_folder_shows_the_costs_of_its_conversations_together(cc: Command, tmp_path: Path) -> None:
+    (tmp_path / "projects").mkdir()
+    for name in ("one", "two"):
+        (tmp_path / "projects" / f"{name}.jsonl").write_text(claude_code(45))
+    written(tmp_path / "projects" / "short.json", chat(3))
+    listed = cc("import", "projects", "--json").json["conversations"]
+    whole, views = (sum(each[cost] for each in listed if each["priced"]) for cost in ("everything", "views"))
+    said = cc("import", "projects").out
+    assert f"2 measured conversations together: ${whole:.4f} with everything, ${views:.4f} with views" in said
+    assert "1 measured conversation together:" in said and "so many uncached input tokens" in said
+
+
+@pytest.mark.parametrize("option", [(), ("--all",), ("--json",)], ids=" ".join)
+def test_files_of_a_folder_that_cannot_be_read_are_named_with_the_reason(
+    cc: Command, tmp_path: Path, option: tuple[str, ...]
+) -> None:
+    (tmp_path / "chats").mkdir()
+    written(tmp_path / "chats" / "one.json", chat(2))
+    (tmp_path / "chats" / "broken.jsonl").write_text('{"type": "us')
+    (tmp_path / "chats" / "settings.json").write_text('{"theme": "dark"}')
+    (tmp_path / "chats" / "table.csv").write_text("a,b")
+    said = cc("import", "chats", *option)
+    assert said.code == 0 and said.err.startswith("note: 2 files skipped: ") and said.err.count("\n") == 1
+    assert "broken.jsonl (is not JSON: " in said.err and "settings.json (contains an object with the keys" in said.err
+
+
+def test_an_imported_conversation_has_the_time_of_its_last_message(cc: Command, tmp_path: Path) -> None:
+    (tmp_path / "chats").mkdir()
+    (tmp_path / "chats" / "old.jsonl").write_text(claude_code(2))
+    assert cc("import", "chats", "--all").code == 0
+    for command in (("sessions", "list"), ("sessions", "show", "old"), ("views", "list")):
+        assert "2025-03-02 00:00:00" in cc(*command).out, command
+    assert "raw → – sent\n" in cc("sessions", "show", "old").out
+    assert "1 request" in cc("prune", "--older-than", "30d").out
 
 
 def test_all_conversations_of_a_folder_are_imported(cc: Command, tmp_path: Path) -> None:

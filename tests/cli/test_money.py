@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
 from pydantic_ai import Agent
-from pydantic_ai.messages import ModelMessage
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from context_compiler import ContextCompiler
 from tests.cli.conftest import Command, chat, written
@@ -46,6 +48,16 @@ def test_a_view_has_its_cost(cc: Command, record: Path) -> None:
     shown = cc("views", "show", 2, "--db", record).out
     assert "of claude-sonnet-4-5" in shown and "tokens cached; everything $0.00" in shown
     assert "unknown: no price is known for nobody-1" in cc("views", "show", 5, "--db", record).out
+
+
+def test_the_name_of_a_function_in_place_of_a_model_has_no_colon_at_its_end(cc: Command) -> None:
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        return ModelResponse(parts=[TextPart("Yes.")])
+
+    agent = Agent(FunctionModel(answer), capabilities=[ContextCompiler(store="system/context.db", model="none")])
+    asyncio.run(agent.run("Is it there?"))
+    for command in (("views", "show", 1), ("stats",)):
+        assert re.search(r"no price is known for function:answer$", cc(*command).out, re.M), command
 
 
 def test_bench_uses_the_prices_of_the_named_model(cc: Command, tmp_path: Path) -> None:

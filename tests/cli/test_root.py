@@ -105,7 +105,10 @@ def test_the_version_is_that_of_the_package(cc: Command) -> None:
     [
         (("dem",), "no such command 'dem'"),
         (("compile",), "missing argument"),
+        (("view", "list"), "no such command 'view'. Did you mean 'views'? See `"),
         (("compile", "a.json", "--nope"), "no such option"),
+        (("views", "list", "--sesion", "a"), "no such option: --sesion. Did you mean '--session'? See `"),
+        (("serve", "--port", "99999"), "'--port': give "),
         (("compile", "a.json", "--format", "html"), "'html'"),
         (("views", "show", "three"), "ID"),
         (("views", "list", "--limit", "0"), "--limit"),

@@ -43,7 +43,7 @@ def test_the_page_shows_the_requests_as_they_were_and_replays_on_demand(client: 
 def test_the_cheapest_settings_are_found_by_trying_them(client: TestClient) -> None:
     found = settings(client, cheapest="yes")
     said = re.fullmatch(
-        r"use budget ([\d,]+), recall (\S+): .*|sending everything (?:is cheaper|costs the same) here .*",
+        r"use budget ([\d,]+), recall (\S+): .*|sending everything (?:is cheaper|costs the same) here[:,] .*",
         str(found["said"]),
     )
     assert said
@@ -57,7 +57,7 @@ def test_figures_of_a_model_without_a_price_are_prices_and_not_tokens(client: Te
     found, number = settings(client, budget=1_500), number_of(client, "long")
     page = client.get(f"/sessions/{number}/settings?budget=1500").text
     cost = f"{found['replayed']['cost']:,.0f}"  # pyright: ignore
-    assert f"the price of {cost} input tokens" in re.sub(r"<[^>]+>", "", page)
+    assert f"costs like {cost} uncached input tokens" in re.sub(r"<[^>]+>", "", page)
     assert f'name="budget" min="{found["smallest"]}"' in page and 'step="1" value="1500"' in page
 
 
