@@ -24,9 +24,6 @@ NODE_COLUMNS = (*rows.TIPS, *rows.TURN_TIPS, ("entries", "node"))
 CONTENT_COLUMNS = tuple((used[0], used[1]) for used in REFERENCES if used[2] == "contents")
 """Columns that keep a content."""
 
-INDEXED = {("nodes", "content"), ("memories", "content")}
-"""Columns of `CONTENT_COLUMNS` that have an index."""
-
 DROP_NODES = f"""
 WITH RECURSIVE kept (id) AS (
     {" UNION ".join(f"SELECT {column} FROM {table}" for table, column in NODE_COLUMNS)}
@@ -216,8 +213,6 @@ def _in_use(db: Database, columns: Iterable[tuple[str, str]], names: Iterable[st
     json_names, used = _json(names), set[str]()
     for table, column in columns:
         query = f"SELECT DISTINCT {column} FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))"
-        if (table, column) in INDEXED:  # SQLite would scan the whole index
-            query = f"SELECT tip.value FROM json_each(?) AS tip WHERE EXISTS (SELECT 1 FROM {table} WHERE {column} = tip.value)"
         used.update(row[0] for row in db.execute(query, (json_names,)))
     return used
 
