@@ -13,6 +13,7 @@ from pydantic_ai.models.function import FunctionModel
 from benchmarks.campaign.case import Case
 from benchmarks.campaign.drawn import NAMED, Drawn
 from context_compiler import ContextCompiler, Recall
+from context_compiler.errors import BudgetError
 
 REQUESTS = 4_000
 TALKS, TURNS = 24, 20
@@ -60,4 +61,5 @@ async def soak(case: Case) -> None:
     case.count("kB that memory grew in the last half of the soak", max(0, end - half))
     case.check(end - half <= GROWTH_KB, "memory that grows", f"from {half:,} to {end:,} kB in {requests // 2} requests")
     case.check(more_files <= files, "open files that grow", f"from {files} to {more_files}")
-    case.check(not errors, "unexpected errors", lambda: repr(errors[:1]))
+    others = [error for error in errors if not isinstance(error, BudgetError)]  # of prompts that are too long
+    case.check(not others, "unexpected errors", lambda: repr(others[:1]))

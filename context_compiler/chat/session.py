@@ -35,7 +35,7 @@ from context_compiler.chat.storage import Clock, Notice, SessionStorage
 from context_compiler.chat.transcript import transcript_folder
 from context_compiler.compiler.steering import Pin
 from context_compiler.compiler.view import View
-from context_compiler.errors import SettingsError, StoreError
+from context_compiler.errors import BudgetError, SettingsError, StoreError
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History
 from context_compiler.messages.rules import Rule
@@ -430,7 +430,7 @@ class ChatSession:
             return
         key = f"{type(error).__name__}: {error}"
         if key not in self._errors_before | self._errors:
-            self._notice(f"{error}; the conversation continues without it")
+            self._notice(f"{error}" if isinstance(error, BudgetError) else f"{error}; the conversation continues")
         self._errors.add(key)
 
 
