@@ -209,6 +209,8 @@ class RawMessage:
     """Places of the request that contain words of the message, if it is not in the request word for word."""
     told: int | None
     """Position of a summary that covers the message, and may state it in other words."""
+    last_words: int | None
+    """Request at which the last words of a named message left, if they stayed longer than it; else None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -431,25 +433,14 @@ class Inspector(Tracer):
             raise NotFound(f"message={message[:40]!r}: give m0 to m{len(verdicts) - 1}")
         pages = Pages(page=page, size=PAGE, total=len(chosen))
         positions = chosen[pages.offset : pages.offset + PAGE]
-        bodies, readings = self.read_nodes(db, [sent.raw[position] for position in positions])
-        longest = longest_part(readings, PAGE)
-        words = self.words(db, row, sent)
-        shown: list[RawMessage] = []
-        for position, body, reading in zip(positions, bodies, readings, strict=True):
-            fate, repeated, told = fate_of(sent, position), words.echoes(position, reading), words.told(position)
-            verdict = verdict_of(fate, repeated, told)
-            seen = show(position, body, reading, form=verdict, why="", raw=None, longest=longest)
-            there = [(echo.form, words) for echo in repeated for words in echo.words]
-            marked = (mark_words(part, there) if len(part.segments) == 1 else part for part in seen.parts)
-            seen = replace(seen, parts=tuple(marked))
-            shown.append(RawMessage(message=seen, fate=fate, verdict=verdict, echoes=repeated, told=told))
+        shown = [*self._show_raw(db, row, sent, positions, named=bool(message))]
         return WhyPage(
             **header_of(db, row),
             counts=counts,
             strip="".join(verdict[0] for verdict in verdicts),
             searched=searched,
             messages=tuple(shown),
-            cuts=cuts_of(db, (raw_message.fate.request for raw_message in shown)),
+            cuts=cuts_of(db, (number for each in shown for number in (each.fate.request, each.last_words))),
             message=message,
             remedy=None,
             pages=pages,
@@ -457,6 +448,22 @@ class Inspector(Tracer):
             steerable=self._is_steerable(db, row),
             pinned=(),
         )
+
+    def _show_raw(
+        self, db: Database, row: RequestRow, sent: Sent, positions: Sequence[int], *, named: bool
+    ) -> Iterator[RawMessage]:
+        bodies, readings = self.read_nodes(db, [sent.raw[position] for position in positions])
+        longest = longest_part(readings, PAGE)
+        words = self.words(db, row, sent)
+        for position, body, reading in zip(positions, bodies, readings, strict=True):
+            fate, repeated, told = fate_of(sent, position), words.echoes(position, reading), words.told(position)
+            verdict = verdict_of(fate, repeated, told)
+            seen = show(position, body, reading, form=verdict, why="", raw=None, longest=longest)
+            there = [(echo.form, words) for echo in repeated for words in echo.words]
+            marked = (mark_words(part, there) if len(part.segments) == 1 else part for part in seen.parts)
+            seen = replace(seen, parts=tuple(marked))
+            last = self.last_words(db, row, sent, position) if named else None
+            yield RawMessage(message=seen, fate=fate, verdict=verdict, echoes=repeated, told=told, last_words=last)
 
 
 def arguments(tool: Tool) -> Iterator[Argument]:
