@@ -60,6 +60,7 @@ from context_compiler.record.store import SQLStore
 from context_compiler.record.values import Compile, Record, Tool
 from context_compiler.template import TemplateLibrary
 from context_compiler.web.live import Shown
+from context_compiler.web.rules import ShownRule, shown_rules
 
 PAGE = 50
 """Rows or messages per page."""
@@ -181,8 +182,8 @@ class RequestPage(RequestHeader):
     """Messages with the most tokens; empty for a very long view."""
     instructions: str
     instructions_tokens: int
-    rules: tuple[tuple[str, ...], ...]
-    """Rules of the conversation, as `(origin, state in this request)`."""
+    rules: tuple[ShownRule, ...]
+    """Rules of the conversation: those in force, then those that were replaced."""
     tools: tuple[ShownTool, ...] | None
     """Tools and output schemas sent with the messages; None if they are not on the record."""
     steerable: bool
@@ -339,10 +340,7 @@ class Inspector(Tracer):
         return RequestPage(
             **header_of(db, row),
             nulls="; ".join(note for note in map(str.strip, record.status.split(";")[1:]) if note != "error: none"),
-            rules=tuple(
-                (str(rule.get("rule")), str(rule.get("state")))
-                for rule in cast("list[Mapping[str, object]]", record.ledger.get("rules") or [])
-            ),
+            rules=tuple(shown_rules(self, db, sent, row, record)),
             bar=tuple(bars(cast("Mapping[str, int]", record.ledger.get("tokens", {})), row.budget or 0)),
             messages=tuple(self._show_view(db, sent, positions)),
             pages=pages,

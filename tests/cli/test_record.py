@@ -146,7 +146,7 @@ def test_sizes_of_messages_share_the_tokens_of_the_request(recorded: Command, wh
     assert abs(sum(int(size.replace(",", "")) for size in sizes) - asked) <= len(sizes) + asked / 100
 
 
-def test_what_a_view_leaves_out_is_counted_in_messages(recorded: Command) -> None:
+def test_left_out_parts_of_a_view_are_counted_in_messages(recorded: Command) -> None:
     lines = recorded("views", "show", "1", "--json").json["view"]["ledger"]["dropped"]
     table = recorded("views", "show", "1").out.partition("Left out\n")[2]
     assert lines and table.split()[:3] == ["why", "messages", "tokens"]
