@@ -29,9 +29,6 @@ TRIALS = 6
 RECALLS = (0.15, 0.3, 0.5, 1.0)
 """Values of `recall` that are tried, in order."""
 
-FAILS = "docs/recall.md#where-it-pays-and-where-it-fails"
-"""Section of the documentation on questions in other words."""
-
 Keeps = Callable[[int], Awaitable[bool]]
 """True if a view within a budget contains what is wanted."""
 
@@ -100,7 +97,7 @@ class Remedy:
         was = f"Recall was on ({self.had_recall:g})"
         if self.asked:
             return f"{was}, and the prompt shares words with it, but others fit the prompt better or took the room."
-        return f"{was}, but the prompt shares no word with it, so that recall cannot find it ({FAILS})."
+        return f"{was}, but the prompt shares no word with it, so that recall cannot find it."
 
     @property
     def _kept(self) -> str:

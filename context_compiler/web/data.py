@@ -107,6 +107,8 @@ class SessionPage:
     requests: tuple[RequestRow, ...]
     pages: Pages
     status: str
+    statuses: Mapping[str, int]
+    """Number of requests of the session by status."""
     under_way: tuple[ModelCall, ...]
     """Compiles that a model is writing now."""
     mark: str
@@ -275,6 +277,7 @@ class Inspector(Tracer):
                 requests=tuple(requests),
                 pages=Pages(page=page, size=PAGE, total=total),
                 status=status,
+                statuses=browse.statuses(db, number),
                 under_way=tuple(browse.calls_in_progress(db, number)),
                 mark=before.plus(request.id for request in requests).mark,
             )

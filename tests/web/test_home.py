@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +116,29 @@ def test_the_first_page_asks_for_words_once_and_keeps_them_beside_other_filters(
 def test_a_hostile_name_stays_text_in_the_list(client: TestClient) -> None:
     assert HOSTILE not in client.get("/sessions").text
     assert FACT not in client.get("/sessions").text
+
+
+def test_found_sessions_show_the_words_and_if_the_newest_request_has_them(client: TestClient) -> None:
+    for words in ("hello script", "hello", FACT, "Turn 3: read"):
+        sessions = listed(client, text=words)
+        page = client.get("/sessions", params={"text": words}).text
+        assert sessions and 'aria-label="Totals"' in page
+        for session in sessions:
+            fact = client.get(f"/api/sessions/{session['id']}/fact", params={"q": words}).json()
+            assert session["said"] == [*fact["mentions"], *fact["near"]][0]
+            assert session["now"] == (fact["stretches"][-1]["forms"] if fact["mentioned"] else None)
+        assert page.count('newest request: <b class="good">') == sum(bool(session["now"]) for session in sessions)
+        assert page.count("does not have it") == sum(session["now"] == [] for session in sessions)
+    (near,) = listed(client, text="rememver deploying")
+    assert "deploy" in near["said"]["fact"] and near["now"] is None
+
+
+def test_the_fallbacks_of_the_first_page_lead_to_their_requests(client: TestClient, db: Path) -> None:
+    with closing(sqlite3.connect(db)) as record:
+        record.execute("UPDATE views SET status = 'fallback; error: none' WHERE id = 5")
+        record.commit()
+    assert 'href="/sessions?status=fallback"' in client.get("/sessions").text
+    assert 'href="/sessions/1?status=fallback"' in client.get("/sessions?status=fallback").text
+    assert client.get("/api/sessions/1").json()["statuses"]["fallback"] == 1
+    page = client.get("/sessions/1?status=fallback").text
+    assert re.findall(r'<tr id="r(\d+)">', page) == ["5"] and 'aria-current="true">fallback <b>1</b>' in page
