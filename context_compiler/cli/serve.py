@@ -28,6 +28,7 @@ from context_compiler.cli.options import (
     Vault,
     example,
     group,
+    open_record,
     parse_budget,
     with_origin,
 )
@@ -36,6 +37,7 @@ from context_compiler.cli.screen import Screen, print_note
 from context_compiler.cli.text import json_text
 from context_compiler.errors import SettingsError
 from context_compiler.paths import install_command, vault_of
+from context_compiler.record.browse import newest_request
 from context_compiler.record.files import other_records
 from context_compiler.record.store import SQLiteStore
 
@@ -100,6 +102,8 @@ def serve(
     if not chat and isinstance(db, Path) and not db.exists():
         near = f" (there is {' and '.join(others)})" if (others := other_records(db)) else ""
         print_note(f"{db}: there is no record here{near}; its pages are empty until something is recorded")
+    elif not chat and isinstance(db, Path):
+        asyncio.run(_read(db, owner))
     chat = chat or (not owner and getattr(ctx.get_parameter_source("model"), "name", "") == "COMMANDLINE")
     vault = vault_of(vault, owner)
     if chat and isinstance(db, Path):
@@ -167,6 +171,12 @@ def _run(application: Any, listener: socket.socket) -> None:
     gc.freeze()  # so that full collections, several per large page, do not traverse all imported code
     with suppress(KeyboardInterrupt):  # Ctrl-C is how it ends; uvicorn raises it again after an orderly stop
         server.run(sockets=[listener])
+
+
+async def _read(db: Path, owner: str | None) -> None:
+    """Read a record once, so that a file that is none is refused at once."""
+    async with open_record(db, owner) as store:
+        await store.perform(newest_request)
 
 
 async def _create(db: Path) -> None:

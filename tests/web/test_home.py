@@ -93,7 +93,8 @@ def test_each_session_has_a_kind(tmp_path: Path) -> None:
 
 
 def test_an_empty_record_and_a_missing_one_show_how_to_begin(tmp_path: Path) -> None:
-    (tmp_path / "other.db").touch()
+    asyncio.run(SQLiteStore(tmp_path / "other.db").sessions())
+    (tmp_path / "notes.db").write_text("not a record")
     for place in (tmp_path / "missing.db", tmp_path / "empty.db"):
         if place.stem == "empty":
             asyncio.run(SQLiteStore(place).sessions())
@@ -102,7 +103,7 @@ def test_an_empty_record_and_a_missing_one_show_how_to_begin(tmp_path: Path) -> 
             assert page.status_code == 200 and "notice bad" not in page.text
             for way in (f"context-compiler demo --db {place}", "ContextCompiler(", "context-compiler import"):
                 assert way in page.text
-            assert ("other.db" in page.text) == (place.stem == "missing")
+            assert ("other.db" in page.text) == (place.stem == "missing") and "notes.db" not in page.text
 
 
 def test_the_first_page_asks_for_words_once_and_keeps_them_beside_other_filters(client: TestClient) -> None:
