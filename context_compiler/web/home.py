@@ -60,7 +60,7 @@ class ListedSession(SessionRow):
     said: Mention | None = None
     """First message with the searched words, or the nearest to them; None if nothing is searched."""
     now: tuple[str, ...] | None = None
-    """Forms in which the newest request has the searched words; None if nothing is searched, or if they are nowhere as they stand."""
+    """Forms in which the newest request has the searched words; None unless something has them as they stand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,3 +143,19 @@ def test_the_fallbacks_of_the_first_page_lead_to_their_requests(client: TestClie
     assert client.get("/api/sessions/1").json()["statuses"]["fallback"] == 1
     page = client.get("/sessions/1?status=fallback").text
     assert re.findall(r'<tr id="r(\d+)">', page) == ["5"] and 'aria-current="true">fallback <b>1</b>' in page
+
+
+def test_small_amounts_of_money_are_not_rounded_to_nothing(client: TestClient, db: Path) -> None:
+    with closing(sqlite3.connect(db)) as record:
+        record.execute("UPDATE views SET model = 'gpt-5', provider = 'openai'")
+        record.commit()
+    money = abs(float(client.get("/api/overview").json()["money"]))
+    assert 0.0001 < money < 0.1 and f'<p class="big">${money:.4f}</p>' in client.get("/sessions").text
+
+
+def test_a_model_without_a_price_is_named_as_such(client: TestClient) -> None:
+    page = client.get("/sessions/1").text
+    (models,) = re.findall(r"<dt>no price is known for</dt><dd>([^<]+)</dd>", page)
+    shown = client.get("/sessions/1/settings?budget=1500").text
+    model = models.partition(",")[0]
+    assert f'{model} <span class="faint">no price is known for it</span>' in shown and "which are unknown" not in shown
