@@ -99,11 +99,8 @@ def serve(
     """Serve the inspector of a record, and with --chat a chat, on this machine until Ctrl-C."""
     if missing := missing_for_serve():
         raise SettingsError(f"{' and '.join(missing)} not installed: {install_command('web')}")
-    if not chat and isinstance(db, Path) and not db.exists():
-        near = f" (there is {' and '.join(others)})" if (others := other_records(db)) else ""
-        print_note(f"{db}: there is no record here{near}; its pages are empty until something is recorded")
-    elif not chat and isinstance(db, Path):
-        asyncio.run(_read(db, owner))
+    if not chat and isinstance(db, Path):
+        asyncio.run(_check(db, owner))
     chat = chat or (not owner and getattr(ctx.get_parameter_source("model"), "name", "") == "COMMANDLINE")
     vault = vault_of(vault, owner)
     if chat and isinstance(db, Path):
@@ -173,8 +170,16 @@ def _run(application: Any, listener: socket.socket) -> None:
         server.run(sockets=[listener])
 
 
-async def _read(db: Path, owner: str | None) -> None:
-    """Read a record once, so that a file that is none is refused at once."""
+async def _check(db: Path, owner: str | None) -> None:
+    """Print a note if there is no record yet.
+
+    Raises:
+        StoreError: the file is no record.
+    """
+    if not db.exists():
+        near = f" (there is {' and '.join(others)})" if (others := other_records(db)) else ""
+        print_note(f"{db}: there is no record here{near}; its pages are empty until something is recorded")
+        return
     async with open_record(db, owner) as store:
         await store.perform(newest_request)
 
