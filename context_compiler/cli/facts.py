@@ -22,6 +22,7 @@ from context_compiler.cli.options import (
 from context_compiler.cli.screen import Column, Screen, progress_bar
 from context_compiler.cli.show import excerpt, read_recorded
 from context_compiler.cli.text import first_word, number, one_line, plural
+from context_compiler.compiler.echoes import LISTED
 from context_compiler.compiler.facts import FactPage, FactSearch, Mention, Stretch, span
 from context_compiler.compiler.origins import Fate
 from context_compiler.compiler.pins import pinned_positions
@@ -81,6 +82,8 @@ class MessageFate:
     told: int | None
     """Position of a summary that may repeat its content in other words; None if there is none."""
     begins: str
+    last_words: int | None = None
+    """Request at which the last words of it left, if they stayed longer than the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,14 +117,16 @@ async def load_why(
         await recorded_messages(store, record, raw=False)
         wanted = _find_messages(raw, message)
         tracer = Tracer(store.scoped(record.owner))
-        fates = await tracer.read(partial(_find_fates, tracer=tracer, view=view, raw=raw, wanted=wanted))
+        named = message is not None and len(wanted) <= LISTED
+        fates = await tracer.read(partial(_find_fates, tracer=tracer, view=view, raw=raw, wanted=wanted, named=named))
         row, _ = await tracer.read(partial(request_of, number=view))
         stretch, words = None, ""
         if message is not None and not REFERENCE.fullmatch(message.strip()):
             page = await _fact_page(store.scoped(record.owner), record.session_id, record.vault_name, message)
             stretch = next((some for some in page.stretches if some.first <= view <= some.last), None)
             words = message
-        numbers = {fate.fate.request for fate in fates} | {stretch.request if stretch else None}
+        numbers = {number for fate in fates for number in (fate.fate.request, fate.last_words)}
+        numbers |= {stretch.request if stretch else None}
         cuts = await tracer.read(partial(cuts_of, numbers=numbers))
         there = stretch is not None and stretch.forms
         lost = next((fate.index for fate in fates if fate.verdict != VERBATIM), None) if message and not there else None
@@ -162,7 +167,9 @@ def _contains(one: Reading, words: str) -> bool:
     return any(words in " ".join(item.text.split()).casefold() for item in one.items)
 
 
-def _find_fates(db: Database, tracer: Tracer, view: int, raw: History, wanted: Sequence[int]) -> list[MessageFate]:
+def _find_fates(
+    db: Database, tracer: Tracer, view: int, raw: History, wanted: Sequence[int], named: bool
+) -> list[MessageFate]:
     row, record = request_of(db, view)
     sent = tracer.trace(db, row, record)
     words = tracer.words(db, row, sent)
@@ -180,6 +187,7 @@ def _find_fates(db: Database, tracer: Tracer, view: int, raw: History, wanted: S
                 echoes=repeated,
                 told=told,
                 begins=excerpt(reading, 200),
+                last_words=tracer.last_words(db, row, sent, position) if named else None,
             )
         )
     return fates
@@ -232,7 +240,7 @@ def print_why(screen: Screen, why: Why) -> None:
         there = why.words.forms
         screen.line(f"the words are in it: {_form_names(there)}" if there else _absence(why.words))
     screen.line()
-    reasons = [_reason(message.fate, record.id) for message in why.messages]
+    reasons = [_reason(message, record.id) for message in why.messages]
     numbers = {reason: f"({index})" for index, reason in enumerate(dict.fromkeys(filter(None, reasons)), 1)}
     rows = [
         (
@@ -283,13 +291,15 @@ def _form_names(forms: Sequence[str] | dict[str, None]) -> str:
     return ", ".join(FORMS[form] for form in forms)
 
 
-def _reason(fate: Fate, view: int | None) -> str:
+def _reason(message: MessageFate, view: int | None) -> str:
     """The step and reason of a cut in one line; empty for none."""
+    fate = message.fate
     if fate.form == VERBATIM:
         return ""
     step = f"step {fate.step.number}, {fate.step.name}: " if fate.step is not None and fate.step.number else ""
     since = f"; since request {fate.request}" if fate.request not in (None, view) else ""
-    return f"{step}{fate.reason or 'the record does not name the reason'}{since}"
+    last = f"; its last words left at request {message.last_words}" if message.last_words else ""
+    return f"{step}{fate.reason or 'the record does not name the reason'}{since}{last}"
 
 
 def print_facts(screen: Screen, pages: Sequence[tuple[str, FactPage]], text: str, db: Place) -> None:

@@ -28,6 +28,7 @@ from context_compiler.cli.options import (
     Vault,
     example,
     group,
+    open_record,
     parse_budget,
     with_origin,
 )
@@ -36,6 +37,7 @@ from context_compiler.cli.screen import Screen, print_note
 from context_compiler.cli.text import json_text
 from context_compiler.errors import SettingsError
 from context_compiler.paths import install_command, vault_of
+from context_compiler.record.browse import newest_request
 from context_compiler.record.files import other_records
 from context_compiler.record.store import SQLiteStore
 
@@ -97,9 +99,8 @@ def serve(
     """Serve the inspector of a record, and with --chat a chat, on this machine until Ctrl-C."""
     if missing := missing_for_serve():
         raise SettingsError(f"{' and '.join(missing)} not installed: {install_command('web')}")
-    if not chat and isinstance(db, Path) and not db.exists():
-        near = f" (there is {' and '.join(others)})" if (others := other_records(db)) else ""
-        print_note(f"{db}: there is no record here{near}; its pages are empty until something is recorded")
+    if not chat and isinstance(db, Path):
+        asyncio.run(_check(db, owner))
     chat = chat or (not owner and getattr(ctx.get_parameter_source("model"), "name", "") == "COMMANDLINE")
     vault = vault_of(vault, owner)
     if chat and isinstance(db, Path):
@@ -167,6 +168,20 @@ def _run(application: Any, listener: socket.socket) -> None:
     gc.freeze()  # so that full collections, several per large page, do not traverse all imported code
     with suppress(KeyboardInterrupt):  # Ctrl-C is how it ends; uvicorn raises it again after an orderly stop
         server.run(sockets=[listener])
+
+
+async def _check(db: Path, owner: str | None) -> None:
+    """Print a note if there is no record yet.
+
+    Raises:
+        StoreError: the file is no record.
+    """
+    if not db.exists():
+        near = f" (there is {' and '.join(others)})" if (others := other_records(db)) else ""
+        print_note(f"{db}: there is no record here{near}; its pages are empty until something is recorded")
+        return
+    async with open_record(db, owner) as store:
+        await store.perform(newest_request)
 
 
 async def _create(db: Path) -> None:

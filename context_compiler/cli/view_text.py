@@ -12,7 +12,7 @@ from context_compiler.cli.text import first_word, number, plural, timestamp
 from context_compiler.cli.views import STATUSES
 from context_compiler.record.costs import compile_cost, request_cost
 from context_compiler.record.totals import IMPORTED
-from context_compiler.record.values import Record, Tool, message_tokens
+from context_compiler.record.values import Record, Tool, message_tokens, positions_of
 from context_compiler.tokens import TokenCounter
 from context_compiler.tokens.prices import NANO_USD, dollars
 
@@ -26,7 +26,7 @@ KEPT = (Column("why", style="green"), Column("messages", right=True))
 RULES = (Column("rule"), Column("state", style="green"))
 LEFT_OUT = (
     Column("why", style="yellow", elastic=True),
-    Column("how many", right=True),
+    Column("messages", right=True),
     Column("tokens", right=True),
     Column("what", style="dim", wraps=True),
 )
@@ -136,13 +136,17 @@ def _print_ledger(screen: Screen, record: Record, *, every: bool) -> None:
 
 
 def _drop_row(line: Mapping[str, Any], *, every: bool) -> tuple[object, ...]:
-    tokens = number(line.get("tokens", 0))
-    return line.get("reason", ""), line.get("count", ""), tokens, _named(line, every=every)
+    messages = sum(len(positions_of(what)) for what in _what(line))
+    return line.get("reason", ""), messages or "", number(line.get("tokens", 0)), _named(line, every=every)
+
+
+def _what(line: Mapping[str, Any]) -> list[str]:
+    return [str(item) for item in cast("list[object]", line.get("what", []))]
 
 
 def _named(line: Mapping[str, Any], *, every: bool) -> str:
     """Name the messages that were left out for one reason: all, or the first few and the number of the others."""
-    what = [str(item) for item in cast("list[object]", line.get("what", []))]
+    what = _what(line)
     if every or len(what) <= NAMED:
         return ", ".join(what)
     return f"{', '.join(what[:NAMED])} … and {len(what) - NAMED} more (--all)"

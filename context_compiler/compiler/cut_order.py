@@ -18,6 +18,7 @@ from context_compiler.compiler.policy import LARGE, SMALL, SMALL_ROOM, Limits, P
 from context_compiler.compiler.reasons import Reason
 from context_compiler.compiler.steering import NONE, Order, Steering, messages_kept_together
 from context_compiler.fidelity import Fidelity
+from context_compiler.messages.fences import ELLIPSIS, LEFT_OUT
 from context_compiler.messages.history import History, superseded_parts
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.rules import Rule
@@ -106,16 +107,6 @@ class Selection:
     def counter(self) -> TokenCounter:
         """Token counter."""
         return self.draft.counter
-
-
-LEFT_OUT = "[Earlier messages of this conversation are left out.]"
-"""Line before a response that would otherwise begin a view, which no provider accepts."""
-
-BETWEEN = "[Messages in between are left out.]"
-"""Line between two responses that would otherwise follow each other, which some providers reject."""
-
-ELLIPSIS = "[…]"
-"""Line of the assistant between two prompts that would otherwise follow each other, which some models reject."""
 
 
 def ref(index: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from itertools import groupby
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from context_compiler.cache import CACHED, Memo
 from context_compiler.compiler.echoes import LISTED
 from context_compiler.compiler.pins import pinned_positions
-from context_compiler.compiler.reasons import PINNED
+from context_compiler.compiler.reasons import PINNED, reason_of
 from context_compiler.compiler.trace import (
     HITS,
     Tracer,
@@ -64,6 +64,8 @@ class Mention:
     before: str
     fact: str
     after: str
+    lost: int = 0
+    """Request that left the fact out last, since this message; 0 if all had it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,7 @@ class Stretch:
     known: bool
     """True if the raw history already contains the fact."""
     reason: str
-    """Reason why the requests do not have the fact, or no longer word for word, or "pinned"; empty for none."""
+    """Reason why the requests do not have the fact, no longer word for word, or word for word again; empty for none."""
     step: int
     """Step of the cut order that cut it; 0 for none."""
     request: int
@@ -92,7 +94,12 @@ class Stretch:
     def because(self) -> str:
         """The reason, with the request and the step that dropped the fact; empty for none."""
         step = f" (step {self.step} of the cut order)" if self.step else ""
-        return f"dropped at request {self.request}{step}: {self.reason}" if self.request else self.reason
+        if not self.request:
+            return self.reason
+        if self.forms and reason_of(self.reason) is not None:
+            stays = "; the rule stays" if RULE in self.forms else ""
+            return f"its message left the view at request {self.request}{step}: {self.reason}{stays}"
+        return f"dropped at request {self.request}{step}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +208,10 @@ class FactSearch:
         mentions, mentioned = self._mentions(db, info, tips, places, fact)
         positions = [mention.index for mention in mentions]
         found = any(mask or raw for mask, raw in masks)
-        stretches = tuple(self._stretches(db, tips, masks, positions))
+        lengths = [_length(chains, tip) for tip in tips]
+        stretches = tuple(self._stretches(db, tips, masks, positions, lengths))
+        ids = [tip.id for tip in tips]
+        mentions = [replace(mention, lost=_lost(stretches, ids, lengths, mention.index)) for mention in mentions]
         pinned = pinned_positions(db, number, self._raw_chain(db, info, tips), positions)
         return FactPage(
             session=info,
@@ -315,6 +325,7 @@ class FactSearch:
         tips: Sequence[RequestTips],
         masks: Sequence[tuple[int, int]],
         mentions: Sequence[int],
+        lengths: Sequence[int],
     ) -> Iterator[Stretch]:
         losses, explained = _losses(masks), dict[Loss, tuple[str, int]]()
         searched = 0
@@ -331,8 +342,10 @@ class FactSearch:
                 explained[loss] = self._reason(db, tips, loss, mentions)
             shown = loss if loss is not None and (not mask or loss.index == places[0]) else None
             reason, step = explained.get(shown, ("", 0)) if shown is not None else ("", 0)
-            if mask & _bit(VERBATIM) and self._is_pinned(db, last.id, mentions):
-                reason = PINNED
+            if mask & _bit(VERBATIM):
+                new = range(lengths[places[0] - 1], lengths[places[0]]) if places[0] else range(0)
+                again = any(position in new for position in mentions) and bool(masks[places[0] - 1][1])
+                reason = self._return(db, first.id, last.id, mentions, again=again)
             yield Stretch(
                 first=first.id,
                 last=last.id,
@@ -345,6 +358,15 @@ class FactSearch:
                 request=tips[shown.index].id if shown is not None else 0,
                 told=told,
             )
+
+    def _return(self, db: Database, first: int, last: int, mentions: Sequence[int], *, again: bool) -> str:
+        """Reason why requests have a fact word for word: a pin, a fallback, or that it was said `again`; else empty."""
+        if self._is_pinned(db, last, mentions):
+            return PINNED
+        row, _ = request_of(db, first)
+        if row.status == "fallback":
+            return f"a fallback: {(row.error or 'unknown').partition(';')[0]}"
+        return f"said again in turn {row.turn_index + 1}" if again else ""
 
     def _is_pinned(self, db: Database, number: int, mentions: Sequence[int]) -> bool:
         """True if one of these messages was pinned when a request was made."""
@@ -377,6 +399,19 @@ class FactSearch:
 
 def _nearest(db: Database, text: str, among: Container[str] | None = None) -> Nearest:
     return import_module("context_compiler.compiler.nearest").Nearest(db, text, among)
+
+
+def _length(chains: Chains, tip: RequestTips) -> int:
+    """Number of messages in the raw history of a request; 0 if it is not on the record."""
+    last = chains.nodes.get(tip.raw_tip or "")
+    return 0 if last is None else last[3] + 1
+
+
+def _lost(stretches: Sequence[Stretch], ids: Sequence[int], lengths: Sequence[int], position: int) -> int:
+    """Request that left a fact out last, among those whose raw history has the message at a position; 0 for none."""
+    since = next((number for number, length in zip(ids, lengths, strict=True) if length > position), 0)
+    gone = [stretch for stretch in stretches if stretch.known and not stretch.forms and stretch.last >= since > 0]
+    return max(gone[-1].request or gone[-1].first, since) if gone else 0
 
 
 def _instructions(chains: Chains, tip: RequestTips) -> str | None:

@@ -194,7 +194,7 @@ TABLE: tuple[tuple[Sort, str, str, Callable[[str], bool]], ...] = (
     (Sort.DATE, r"\d{4}年\d{1,2}月(?:\d{1,2}日)?|\d{1,2}月\d{1,2}日", "月", _anything),
     (Sort.DATE, r"(?<![\w./-])(?:\d{1,2}/\d{1,2}/\d{2,4}|\d{1,2}\.\d{1,2}\.(?:19|20)\d\d|\d{4}/\d{2}/\d{2})(?![\w/]"
                 r"|\.\d)", "/.", _anything),
-    (Sort.DATE, rf"\b\d{{1,2}}(?:st|nd|rd|th|\.)?(?: (?:of|de))? {_MONTH}\b\.?(?:,? (?:de )?(?:19"
+    (Sort.DATE, rf"\b\d{{1,2}}(?:st|nd|rd|th|\.)?(?: (?:of|de))? {_MONTH}\b(?:\.?,? (?:de )?(?:19"
                 rf"|20)\d\d)?", _DIGIT, _anything),
     (Sort.DATE, rf"\b{_MONTH}\.? (?:\d{{1,2}}(?:st|nd|rd|th)?\b(?!:)(?:,? (?:19|20)\d\d\b)?|(?:19"
                 rf"|20)\d\d\b)", _DIGIT, lambda text: text[0].isupper()),

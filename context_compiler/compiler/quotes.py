@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from context_compiler.compiler.cut_order import ELLIPSIS, Selection
+from context_compiler.compiler.cut_order import Selection
 from context_compiler.compiler.identifiers import identifiers_and_quotes
 from context_compiler.compiler.policy import LARGE, SMALL
 from context_compiler.compiler.rules import RULE_WHY, STATES, fitting_rules, rule_origin, unlisted, without_rules
 from context_compiler.compiler.summary import TITLES, fit_sections, gather_sections, template_facts
 from context_compiler.compiler.view import Quote, note_text
-from context_compiler.messages.fences import QUOTED_TITLE, fence, neutralize
+from context_compiler.messages.fences import ELLIPSIS, QUOTED_TITLE, fence, neutralize
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Item
 from context_compiler.messages.prompts import asking_part
 from context_compiler.messages.rules import Rule

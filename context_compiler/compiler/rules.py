@@ -148,16 +148,20 @@ def rule_states(
 ) -> list[dict[str, str]]:
     """State of each rule in a request, without its text: those in force, then those that were replaced."""
     states: list[dict[str, str]] = []
-    for rule in rules[-STATES:]:
-        state = NO_ROOM if rule in lost else LISTED if rule.text in listed else IN_MESSAGE
-        states.append({"rule": rule_origin(rule), "state": state})
     standing = {rule.name for rule in rules}
-    for rule in all_rules[-STATES:]:
+    for rule in stated_rules(rules, all_rules):
+        state = NO_ROOM if rule in lost else LISTED if rule.text in listed else IN_MESSAGE
         if rule.name not in standing:
             newer = next((candidate for candidate in rules if contradicts(candidate.text, rule.text)), None)
             state = f"replaced by the {rule_origin(newer)}" if newer is not None else DISMISSED
-            states.append({"rule": rule_origin(rule), "state": state})
+        states.append({"rule": rule_origin(rule), "state": state})
     return states
+
+
+def stated_rules(rules: Sequence[Rule], all_rules: Sequence[Rule]) -> list[Rule]:
+    """Rules whose states are recorded, in order: those in force, then those that were replaced."""
+    standing = {rule.name for rule in rules}
+    return [*rules[-STATES:], *(rule for rule in all_rules[-STATES:] if rule.name not in standing)]
 
 
 def valid_notes(notes: Sequence[RuleNote], history: History, cycle: Cycle, steering: Steering) -> tuple[RuleNote, ...]:

@@ -214,6 +214,31 @@ class Tracer:
             forms[position] = verdict_of(fate_of(sent, position), words.echoes(position, reading), words.told(position))
         return forms, len(out) == len(searched)
 
+    def last_words(self, db: Database, row: RequestRow, sent: Sent, position: int) -> int | None:
+        """Request at which the last words of a raw message left, if they stayed longer than the message itself.
+
+        Words that were recalled for one prompt do not count.
+        """
+        if self._says(db, row, sent, position):
+            return None
+        dropped = fate_of(sent, position).request or 0
+        cuts = [number for number, _ in browse.decisions(db, row, LISTED) if number >= dropped]
+        left = row.id if row.status not in ("cycle", "raw") else None
+        for number in cuts:
+            earlier, record = request_of(db, number)
+            if self._says(db, earlier, self.trace(db, earlier, record), position):
+                return left
+            left = number
+        return None
+
+    def _says(self, db: Database, row: RequestRow, sent: Sent, position: int) -> bool:
+        """True if a request has words of a raw message, apart from recalled ones."""
+        if position >= len(sent.raw):
+            return False
+        words, (reading,) = self.words(db, row, sent), self.uncounted(db, [sent.raw[position]])
+        lasting = [echo for echo in words.echoes(position, reading) if echo.form != RECALLED]
+        return verdict_of(fate_of(sent, position), lasting, words.told(position)) not in (ABSENT, IDENTIFIER, CARRIED)
+
     def uncounted(self, db: Database, nodes: Sequence[Node]) -> list[Reading]:
         """Readings of messages without token counts."""
         return self._read(db, nodes, self._uncounted)[1]

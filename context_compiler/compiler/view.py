@@ -32,7 +32,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from context_compiler.compiler.cut_order import BETWEEN, ELLIPSIS, LEFT_OUT, drop_of
+from context_compiler.compiler.cut_order import drop_of
 from context_compiler.compiler.cycle import Blocks, Cycle
 from context_compiler.compiler.policy import Plan
 from context_compiler.compiler.reasons import (
@@ -63,7 +63,7 @@ from context_compiler.messages.display import (
     show_parts,
     time_of,
 )
-from context_compiler.messages.fences import SUMMARY_PREFIX
+from context_compiler.messages.fences import BETWEEN, ELLIPSIS, LEFT_OUT, SUMMARY_PREFIX
 from context_compiler.messages.history import UNDATED, History, Reader, reader_of
 from context_compiler.messages.html import document, fragment
 from context_compiler.messages.items import MARK, Kind, mark_of, user_content

@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from context_compiler.messages.fences import LAYERS_TITLE, OTHERS_TITLE, QUOTED_TITLE, RECALLED_TITLE, RULES_TITLE
+from context_compiler.messages.fences import (
+    LAYERS_TITLE,
+    OTHERS_TITLE,
+    PLACEHOLDERS,
+    QUOTED_TITLE,
+    RECALLED_TITLE,
+    RULES_TITLE,
+)
 from context_compiler.messages.printable import safe, timestamp
 
 if TYPE_CHECKING:  # importing Pydantic AI is slow, and reading the record does not need it
@@ -21,7 +28,7 @@ if TYPE_CHECKING:  # importing Pydantic AI is slow, and reading the record does 
 SUMMARY, QUOTED, RECALLED, LAYERS = "summary", "quoted", "recalled", "layers"
 RULE, OUTLINE, IDENTIFIER = "rule", "outline", "identifier"
 VERBATIM, SHORTENED, CARRIED, ABSENT = "verbatim", "shortened", "carried", "absent"
-PARTIAL, BESIDE, TOLD = "partial", "beside", "told"
+PARTIAL, BESIDE, TOLD, GAP = "partial", "beside", "told", "gap"
 
 FORMS: Mapping[str, str] = {
     VERBATIM: "word for word",
@@ -37,6 +44,7 @@ FORMS: Mapping[str, str] = {
     PARTIAL: "words of it",
     CARRIED: "carried for the host",
     TOLD: "perhaps in the summary",
+    GAP: "in place of what is left out",
     ABSENT: "not in the request",
 }
 """Forms in which a text can appear in a request, with their display names, most complete first."""
@@ -212,6 +220,9 @@ def mark_words(part: ShownPart, marks: Iterable[tuple[str, str]]) -> ShownPart:
 
 def segments(text: str) -> Iterator[Segment]:
     """Split a text that this package wrote for a view into segments by form."""
+    if text in PLACEHOLDERS:
+        yield Segment(form=GAP, text=text)
+        return
     position = 0
     for fence in _FENCE.finditer(text):
         if before := text[position : fence.start()].strip("\n"):

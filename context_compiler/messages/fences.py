@@ -26,6 +26,18 @@ RULES_TITLE = "RULES"
 LAYERS_TITLE = "CONTEXT LAYERS"
 """Title of the fence around the layers of a node."""
 
+LEFT_OUT = "[Earlier messages of this conversation are left out.]"
+"""Line before a response that would otherwise begin a view, which no provider accepts."""
+
+BETWEEN = "[Messages in between are left out.]"
+"""Line between two responses that would otherwise follow each other, which some providers reject."""
+
+ELLIPSIS = "[…]"
+"""Line of the assistant between two prompts that would otherwise follow each other, which some models reject."""
+
+PLACEHOLDERS = (LEFT_OUT, BETWEEN, ELLIPSIS)
+"""Lines in place of messages that a view leaves out."""
+
 INVISIBLE = "\u200b"
 """Character that replaces every invisible character in the folded text."""
 

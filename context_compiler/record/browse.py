@@ -243,6 +243,15 @@ def requests_page(
         return requests_by_number(db, page), total
 
 
+def statuses(db: Database, session: int) -> Mapping[str, int]:
+    """Number of requests of a session by the first word of their status."""
+    counts: dict[str, int] = {}
+    for status, count in db.execute("SELECT status, count(*) FROM views WHERE session = ? GROUP BY 1", (session,)):
+        word = status.partition(";")[0].strip()
+        counts[word] = counts.get(word, 0) + count
+    return counts
+
+
 def request_numbers(db: Database, session: int | None, after: int, limit: int) -> list[int]:
     """Row numbers above `after`, in ascending order, of the requests of a session, or of all if `session` is None."""
     within, parameters = ("", ()) if session is None else ("v.session = ?4 AND ", (session,))

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -62,10 +63,20 @@ def locate(path: Path) -> Path:
 
 
 def other_records(path: Path) -> list[str]:
-    """Files that may be the record, in case its path is mistyped: the default one, and those in the same folder."""
+    """Records that may be meant, in case a path is mistyped: the default one, and those in the same folder."""
     default = Path(DEFAULT_PATH)
     others = [default, *sorted(path.parent.glob("*.db"))]
-    return [str(file) for file in dict.fromkeys(others) if file.is_file() and file.absolute() != path.absolute()][:3]
+    records = (file for file in dict.fromkeys(others) if file.absolute() != path.absolute() and _is_record(file))
+    return [str(file) for file in islice(records, 3)]
+
+
+def _is_record(path: Path) -> bool:
+    """True if a file can be read as a record."""
+    try:
+        open_file(path.absolute(), read_only=True, busy_timeout_ms=0).close()
+    except FAILURES:
+        return False
+    return True
 
 
 def explain(error: Exception, path: Path | str) -> StoreError:

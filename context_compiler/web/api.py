@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from context_compiler import __version__
+from context_compiler.compiler.echoes import LISTED
 from context_compiler.compiler.facts import FactPage, FactSearch
 from context_compiler.fidelity import Fidelity
 from context_compiler.record.browse import SORTS, SessionFilter
@@ -204,7 +205,18 @@ async def _sessions(sources: Sources, values: Values) -> SessionsPage:
     found = await sources.facts.sessions(values["text"]) if values["text"].strip() else None
     wanted = SessionFilter(**{name: values[name] for name in names}, among=found.numbers if found else None)
     listed = await sources.home.sessions(wanted, kind=values["kind"], page=values["page"])
-    return replace(listed, near=found is not None and found.near)
+    return listed if found is None else await _with_words(sources, listed, values["text"], near=found.near)
+
+
+async def _with_words(sources: Sources, listed: SessionsPage, text: str, *, near: bool) -> SessionsPage:
+    """Add to the first sessions of a page a message with the searched words, and if the newest request has them."""
+    sessions = list(listed.sessions)
+    for index, session in enumerate(sessions[:LISTED]):
+        page = await sources.facts.session(session.id, text)
+        said = next(iter((*page.mentions, *page.near)), None)
+        now = page.stretches[-1].forms if page.had or page.mentioned else None
+        sessions[index] = replace(session, said=said, now=now)
+    return replace(listed, near=near, sessions=tuple(sessions))
 
 
 async def _overview(sources: Sources, values: Values) -> Overview:

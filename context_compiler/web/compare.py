@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import partial
+from itertools import count
 from typing import Any, cast
 
 from pydantic_ai.messages import ModelMessage
@@ -16,10 +17,8 @@ from context_compiler.compiler.trace import Sent, cut_of, request_of
 from context_compiler.compiler.view import View, message_origins, show_message
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
-from context_compiler.ids import blob_id
-from context_compiler.messages.bodies import message_body
 from context_compiler.messages.display import Bar, ShownMessage, bars
-from context_compiler.messages.history import Reader, reader_of
+from context_compiler.messages.history import History, Reader, Reading, reader_of
 from context_compiler.middleware.again import (
     BUDGET,
     compile_again,
@@ -205,7 +204,7 @@ class Comparisons:
         Raises:
             SettingsError: A setting is invalid.
         """
-        header, sent, raw, record = await self.inspector.read(partial(self._recorded, number=number))
+        header, sent, raw, record, origins = await self.inspector.read(partial(self._recorded, number=number))
         row: RequestRow = header["request"]
         sections = dict(cast("Mapping[str, int]", record.ledger.get("tokens") or {}))
         asked = wanted.changes(record)
@@ -214,8 +213,9 @@ class Comparisons:
         view = await self._compile(wanted, raw, row, record) if asked else None
         replayed = sent if view is None else view.messages
         tokens = row.tokens_sent if view is None else whole_tokens(view, record)
-        rows, pages = self._beside(sent, replayed, page)
-        bar = sections if view is None else {FIXED: fixed_tokens(record), **view.ledger["tokens"]}
+        others = origins if view is None else _origins(view, self._reader.read(replayed))
+        rows, pages = self._beside(sent, replayed, origins, others, page)
+        bar = sections if view is None else {FIXED: 0, **view.ledger["tokens"]} | {FIXED: fixed_tokens(record)}
         return ReplayPage(
             **header,
             wanted=wanted,
@@ -240,10 +240,11 @@ class Comparisons:
 
     def _recorded(
         self, db: Database, number: int
-    ) -> tuple[dict[str, Any], list[ModelMessage], list[ModelMessage], Record]:
+    ) -> tuple[dict[str, Any], list[ModelMessage], list[ModelMessage], Record, Sequence[int | None]]:
         row, record = request_of(db, number)
-        sent, raw = (self._read(db, self.inspector.chain(db, tip, row.session)) for tip in (row.view_tip, row.raw_tip))
-        return header_of(db, row), sent, raw, record
+        traced = self.inspector.trace(db, row, record)
+        sent, raw = (self._read(db, nodes) for nodes in (traced.view, traced.raw))
+        return header_of(db, row), sent, raw, record, traced.origin
 
     async def _compile(self, wanted: Wanted, raw: list[ModelMessage], row: RequestRow, record: Record) -> View:
         template: Template = self.inspector.template_library.find(wanted.template or template_name(record))
@@ -263,10 +264,17 @@ class Comparisons:
         return await asyncio.to_thread(lambda: asyncio.run(work()))
 
     def _beside(
-        self, sent: Sequence[ModelMessage], view: Sequence[ModelMessage], page: int
+        self,
+        sent: Sequence[ModelMessage],
+        view: Sequence[ModelMessage],
+        sent_origins: Sequence[int | None],
+        view_origins: Sequence[int | None],
+        page: int,
     ) -> tuple[tuple[DiffRow, ...], Pages]:
-        left, right = ([blob_id(message_body(message)) for message in messages] for messages in (sent, view))
-        pairs = match_messages(left, right)
+        left, right = (
+            [_plain(reading) for reading in self._reader.read(messages).readings] for messages in (sent, view)
+        )
+        pairs = match_messages(_names(sent_origins), _names(view_origins), replaced=False)
         equal = [a is not None and b is not None and left[a] == right[b] for a, b in pairs]
         entries = list(fold_entries(pairs, equal, 0))
         pages = Pages(page=page, size=PAGE, total=len(entries))
@@ -291,11 +299,11 @@ class Entry:
     count: int = 0
 
 
-def match_messages(left: Sequence[str], right: Sequence[str]) -> list[Pair]:
-    """Align the messages of both sides: equal messages, and messages that replace each other, become pairs."""
+def match_messages(left: Sequence[str], right: Sequence[str], *, replaced: bool = True) -> list[Pair]:
+    """Align the messages of both sides: equal ones become pairs, and with `replaced` those that replace each other."""
     pairs: list[Pair] = []
     for kind, a, b, c, d in SequenceMatcher(a=left, b=right, autojunk=False).get_opcodes():
-        both = min(b - a, d - c) if kind in ("equal", "replace") else 0
+        both = min(b - a, d - c) if kind == "equal" or (replaced and kind == "replace") else 0
         pairs += [(a + offset, c + offset) for offset in range(both)]
         pairs += [(position, None) for position in range(a + both, b)]
         pairs += [(None, position) for position in range(c + both, d)]
@@ -312,6 +320,22 @@ def _match_origins(sent: Sent) -> list[Pair]:
             start = origin + 1
         pairs.append((origin, position))
     return [*pairs, *((raw, None) for raw in range(start, len(sent.raw)))]
+
+
+def _origins(view: View, sent: History) -> list[int | None]:
+    """Raw position of each message of a replay; None for one that was written for it."""
+    return [origin.raw for origin in message_origins(view, None, sent)]
+
+
+def _names(origins: Sequence[int | None]) -> list[str]:
+    """Name of each message: its raw position, or its number among those that were written for the view."""
+    written = count()
+    return [f"written {next(written)}" if origin is None else str(origin) for origin in origins]
+
+
+def _plain(reading: Reading) -> list[tuple[object, ...]]:
+    """The parts of a message, without what a replay cannot repeat, such as ids and usage."""
+    return [(item.kind, item.tool, item.text) for item in reading.items]
 
 
 def _equal(pairs: Sequence[Pair], left: Sequence[browse.Node], right: Sequence[browse.Node]) -> list[bool]:

@@ -11,6 +11,7 @@ from typing import cast
 from context_compiler.compiler.specifics import TextSet, mentions
 from context_compiler.compiler.trace import NotFound, session_of
 from context_compiler.messages.history import History, reader_of
+from context_compiler.messages.rules import find_rules, rules_in_force
 from context_compiler.messages.spans import positions
 from context_compiler.messages.turns import outline, pair
 from context_compiler.record import browse
@@ -58,7 +59,10 @@ class CompilePage:
     """US dollars; None for an unknown price."""
     found: int
     """Number of identifiers in the compiled messages."""
+    missing: int
+    """Number of them that are in neither the summary nor a rule."""
     lost: tuple[LostIdentifier, ...]
+    """The first of those that are missing."""
 
 
 async def load_compile(inspector: Inspector, number: int) -> CompilePage:
@@ -74,6 +78,7 @@ def _load(db: Database, inspector: Inspector, number: int) -> CompilePage:
     first, last, count = browse.requests_using_compile(db, number)
     history, span = _span(db, inspector, session, made)
     identifiers = [] if history is None else list(_identifiers(history, span, made))
+    lost = [identifier for identifier, kept in identifiers if not kept]
     return CompilePage(
         id=number,
         session=session_of(db, session),
@@ -84,7 +89,8 @@ def _load(db: Database, inspector: Inspector, number: int) -> CompilePage:
         before=None if history is None else sum(history.readings[position].tokens for position in span),
         cost=cost_of(made.model_alias, made.usage) if made.usage else Decimal(0),
         found=len(identifiers),
-        lost=tuple(identifier for identifier, kept in identifiers if not kept)[:LISTED],
+        missing=len(lost),
+        lost=tuple(lost[:LISTED]),
     )
 
 
@@ -102,8 +108,9 @@ def _span(db: Database, inspector: Inspector, session: int, made: Compile) -> tu
 
 
 def _identifiers(history: History, span: Sequence[int], made: Compile) -> list[tuple[LostIdentifier, bool]]:
-    """Return each identifier of the compiled messages once, with True if the summary contains it."""
-    summary = TextSet(made.summary or "")
+    """Return each identifier of the compiled messages once, with True if the summary or a rule contains it."""
+    rules = rules_in_force(find_rules(history).rules)  # every request has them beside the summary
+    summary = TextSet(made.summary or "", *(rule.text for rule in rules))
     identifiers: dict[str, tuple[LostIdentifier, bool]] = {}
     for mention in mentions(history, outline(history, pair(history)), span):
         if mention.specific.text not in identifiers:

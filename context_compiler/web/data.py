@@ -60,6 +60,7 @@ from context_compiler.record.store import SQLStore
 from context_compiler.record.values import Compile, Record, Tool
 from context_compiler.template import TemplateLibrary
 from context_compiler.web.live import Shown
+from context_compiler.web.rules import ShownRule, shown_rules
 
 PAGE = 50
 """Rows or messages per page."""
@@ -106,6 +107,8 @@ class SessionPage:
     requests: tuple[RequestRow, ...]
     pages: Pages
     status: str
+    statuses: Mapping[str, int]
+    """Number of requests of the session by status."""
     under_way: tuple[ModelCall, ...]
     """Compiles that a model is writing now."""
     mark: str
@@ -181,8 +184,8 @@ class RequestPage(RequestHeader):
     """Messages with the most tokens; empty for a very long view."""
     instructions: str
     instructions_tokens: int
-    rules: tuple[tuple[str, ...], ...]
-    """Rules of the conversation, as `(origin, state in this request)`."""
+    rules: tuple[ShownRule, ...]
+    """Rules of the conversation: those in force, then those that were replaced."""
     tools: tuple[ShownTool, ...] | None
     """Tools and output schemas sent with the messages; None if they are not on the record."""
     steerable: bool
@@ -209,6 +212,8 @@ class RawMessage:
     """Places of the request that contain words of the message, if it is not in the request word for word."""
     told: int | None
     """Position of a summary that covers the message, and may state it in other words."""
+    last_words: int | None
+    """Request at which the last words of a named message left, if they stayed longer than it; else None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +277,7 @@ class Inspector(Tracer):
                 requests=tuple(requests),
                 pages=Pages(page=page, size=PAGE, total=total),
                 status=status,
+                statuses=browse.statuses(db, number),
                 under_way=tuple(browse.calls_in_progress(db, number)),
                 mark=before.plus(request.id for request in requests).mark,
             )
@@ -337,10 +343,7 @@ class Inspector(Tracer):
         return RequestPage(
             **header_of(db, row),
             nulls="; ".join(note for note in map(str.strip, record.status.split(";")[1:]) if note != "error: none"),
-            rules=tuple(
-                (str(rule.get("rule")), str(rule.get("state")))
-                for rule in cast("list[Mapping[str, object]]", record.ledger.get("rules") or [])
-            ),
+            rules=tuple(shown_rules(self, db, sent, row, record)),
             bar=tuple(bars(cast("Mapping[str, int]", record.ledger.get("tokens", {})), row.budget or 0)),
             messages=tuple(self._show_view(db, sent, positions)),
             pages=pages,
@@ -431,25 +434,14 @@ class Inspector(Tracer):
             raise NotFound(f"message={message[:40]!r}: give m0 to m{len(verdicts) - 1}")
         pages = Pages(page=page, size=PAGE, total=len(chosen))
         positions = chosen[pages.offset : pages.offset + PAGE]
-        bodies, readings = self.read_nodes(db, [sent.raw[position] for position in positions])
-        longest = longest_part(readings, PAGE)
-        words = self.words(db, row, sent)
-        shown: list[RawMessage] = []
-        for position, body, reading in zip(positions, bodies, readings, strict=True):
-            fate, repeated, told = fate_of(sent, position), words.echoes(position, reading), words.told(position)
-            verdict = verdict_of(fate, repeated, told)
-            seen = show(position, body, reading, form=verdict, why="", raw=None, longest=longest)
-            there = [(echo.form, words) for echo in repeated for words in echo.words]
-            marked = (mark_words(part, there) if len(part.segments) == 1 else part for part in seen.parts)
-            seen = replace(seen, parts=tuple(marked))
-            shown.append(RawMessage(message=seen, fate=fate, verdict=verdict, echoes=repeated, told=told))
+        shown = [*self._show_raw(db, row, sent, positions, named=bool(message))]
         return WhyPage(
             **header_of(db, row),
             counts=counts,
             strip="".join(verdict[0] for verdict in verdicts),
             searched=searched,
             messages=tuple(shown),
-            cuts=cuts_of(db, (raw_message.fate.request for raw_message in shown)),
+            cuts=cuts_of(db, (number for each in shown for number in (each.fate.request, each.last_words))),
             message=message,
             remedy=None,
             pages=pages,
@@ -457,6 +449,22 @@ class Inspector(Tracer):
             steerable=self._is_steerable(db, row),
             pinned=(),
         )
+
+    def _show_raw(
+        self, db: Database, row: RequestRow, sent: Sent, positions: Sequence[int], *, named: bool
+    ) -> Iterator[RawMessage]:
+        bodies, readings = self.read_nodes(db, [sent.raw[position] for position in positions])
+        longest = longest_part(readings, PAGE)
+        words = self.words(db, row, sent)
+        for position, body, reading in zip(positions, bodies, readings, strict=True):
+            fate, repeated, told = fate_of(sent, position), words.echoes(position, reading), words.told(position)
+            verdict = verdict_of(fate, repeated, told)
+            seen = show(position, body, reading, form=verdict, why="", raw=None, longest=longest)
+            there = [(echo.form, words) for echo in repeated for words in echo.words]
+            marked = (mark_words(part, there) if len(part.segments) == 1 else part for part in seen.parts)
+            seen = replace(seen, parts=tuple(marked))
+            last = self.last_words(db, row, sent, position) if named else None
+            yield RawMessage(message=seen, fate=fate, verdict=verdict, echoes=repeated, told=told, last_words=last)
 
 
 def arguments(tool: Tool) -> Iterator[Argument]:

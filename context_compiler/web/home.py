@@ -13,6 +13,7 @@ from pathlib import Path
 
 from context_compiler.cache import Memo
 from context_compiler.chat.transcript import safe_id, transcript_folders
+from context_compiler.compiler.facts import Mention
 from context_compiler.pipeline import RunConfig, open_runs
 from context_compiler.pipeline.stores import has_runs
 from context_compiler.record import browse, rows
@@ -56,6 +57,10 @@ class ListedSession(SessionRow):
     """Cost of the input as sent, in US dollars; None if no price is known."""
     cost_of_everything: Decimal | None
     """Cost of the input if everything had been sent, with a prompt cache."""
+    said: Mention | None = None
+    """First message with the searched words, or the nearest to them; None if nothing is searched."""
+    now: tuple[str, ...] | None = None
+    """Forms in which the newest request has the searched words; None unless something has them as they stand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -174,7 +174,7 @@ def test_the_advice_knows_whether_recall_was_on_and_whether_the_prompt_asked(pla
     last = planned("sessions", "find", "trip", FACT, "--json").json["newest"]
     found = planned("sessions", "find", "off", FACT, "--json").json
     unasked = planned("views", "why", last, FACT).out
-    assert "the prompt shares no word with it" in unasked
+    assert "the prompt shares no word with it; recall finds such" in unasked and "docs/" not in unasked
     assert "Pin it (18 tokens in every request), or phrase it as a rule" in unasked and "recall=" not in unasked
     off = planned("views", "why", found["newest"], FACT)
     assert "Recall was off" in off.out and "shares no word" not in off.out

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from context_compiler import ContextCompiler
 from context_compiler.cli.options import open_record
 from context_compiler.record.store import SQLiteStore
-from context_compiler.record.values import Entry
+from context_compiler.record.values import Entry, positions_of
 from context_compiler.web.app import create_app
 from tests.cli.conftest import DEMO, Command, chat, one_line, request, written
 from tests.support.agents import Talker
@@ -144,6 +144,15 @@ def test_sizes_of_messages_share_the_tokens_of_the_request(recorded: Command, wh
     assert total is not None and len(sizes) > 3
     asked = int(total[1].replace(",", ""))
     assert abs(sum(int(size.replace(",", "")) for size in sizes) - asked) <= len(sizes) + asked / 100
+
+
+def test_left_out_parts_of_a_view_are_counted_in_messages(recorded: Command) -> None:
+    lines = recorded("views", "show", "1", "--json").json["view"]["ledger"]["dropped"]
+    table = recorded("views", "show", "1").out.partition("Left out\n")[2]
+    assert lines and table.split()[:3] == ["why", "messages", "tokens"]
+    for line in lines:
+        count = sum(len(positions_of(what)) for what in line["what"])
+        assert re.search(rf"^{re.escape(line['reason'])} +{count} ", table, re.MULTILINE), line
 
 
 def test_a_view_without_content_shows_why_it_has_none(cc: Command, tmp_path: Path) -> None:

@@ -73,11 +73,14 @@ def test_errors_of_first_attempts_name_the_remedy(cc: Command, tmp_path: Path) -
     assert said.code == 2 and "it looks like openai: leave --from (format=...) out" in said.err
     said = cc("views", "show", "abc")
     assert said.code == 2 and "give a whole number, such as 3, from `views list`" in said.err
-    (tmp_path / "system").mkdir()
-    (tmp_path / "system" / "context.db").touch()
+    assert cc("import", str(tmp_path / "chat.jsonl")).code == 0
+    (tmp_path / "notes.db").write_text("not a record")
     said = cc("views", "list", "--db", "typo.db")
     assert (
         said.code == 2 and "name one with --db, such as system/context.db, or run `context-compiler demo`" in said.err
     )
+    for command in (("views", "list"), ("serve",)):
+        said = cc(*command, "--db", "notes.db")
+        assert said.code == 2 and "it is not a record: move it away, or give another path" in said.err
     said = cc("compile", str(tmp_path / "chat.jsonl"), "--budget", "1.5")
     assert said.code == 2 and "give whole tokens such as 4000, or a share such as 0.5" in said.err

@@ -66,6 +66,7 @@ The current time is 2024-05-15 15:00:00 EST. => 2024-05-15 15:00:00
 book a flight to Seattle on May 20th. => May 20th
 "scheduled_departure_time_est": "06:00:00" => 06:00:00
 I don't want to fly before 11 AM EST => 11 AM EST
+The shelves come on 12 June. => 12 June
 Meeting on 3 June 2025 at 14:30. => 3 June 2025 ;; 14:30
 created_at 2025-11-02T08:15:30Z ok => 2025-11-02T08:15:30Z
 Born 12.05.1990 in Bonn => 12.05.1990

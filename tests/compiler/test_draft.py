@@ -11,7 +11,7 @@ from pydantic_ai.messages import (
     ToolAvailabilityDeltaPart,
 )
 
-from context_compiler.compiler.cut_order import LEFT_OUT
+from context_compiler.messages.fences import LEFT_OUT
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.shapes import WHOLE, Shape
 from tests.compiler.benches import LONG, bench, checked, gone, reason

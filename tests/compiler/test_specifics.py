@@ -93,3 +93,8 @@ def test_a_specific_in_another_form_counts_as_kept(said: str, told: str) -> None
 )
 def test_a_part_of_a_longer_word_is_not_the_specific(said: str, told: str) -> None:
     assert not any(TextSet(told).holds(one) for one in specifics(said))
+
+
+def test_a_date_at_the_end_of_a_sentence_has_no_full_stop() -> None:
+    dates = [specific.verbatim for specific in specifics("The tiles come on 12 June. The lamps on 3 Sept. 2026.")]
+    assert dates == ["12 June", "3 Sept. 2026"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,42 @@ async def _record(db: Path) -> None:
         await short.run(f"hello {HOSTILE}", conversation_id=name)
     bare = ContextCompiler(model="none", store=db, system=None, record="metadata", budget=2_000, record_timeout=60)
     await Agent(Talker().model, capabilities=[bare]).run("secret words", conversation_id="bare")
+
+
+RULE = "Never order anything above 400 euros without asking me."
+
+ROOMS = ("kitchen", "hall", "attic", "cellar", "pantry", "study", "bathroom", "bedroom", "porch", "stairs")
+
+
+def talk(db: Path, said: Iterable[str], **settings: Any) -> None:
+    """Record a session, `talk`, of some prompts and their answers."""
+
+    async def run() -> None:
+        compiler = ContextCompiler(model="none", store=db, system=None, record_timeout=60, **settings)
+        talker = Talker(lambda messages, info: f"Noted as item {len(messages)}, and the tiles fit. " * 3)
+        agent = Agent(talker.model, capabilities=[compiler])
+        history: list[ModelMessage] = []
+        for prompt in said:
+            history = (await agent.run(prompt, message_history=history, conversation_id="talk")).all_messages()
+        await compiler.aclose()
+
+    asyncio.run(run())
+
+
+def renovation(*before: str) -> list[str]:
+    """Prompts about the rooms of a house, after some others."""
+    rooms = (
+        f"Next is the {room}: tiles from Holzhof Brandt, order AB-{4100 + n}, 1 June." for n, room in enumerate(ROOMS)
+    )
+    return [*before, *rooms]
+
+
+@contextmanager
+def pages_of(db: Path, said: Iterable[str], **settings: Any) -> Iterator[TestClient]:
+    """The pages of a record of one session, `talk`."""
+    talk(db, said, **settings)
+    with TestClient(create_app(db, system=None), base_url="http://127.0.0.1") as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import html
 import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
-from tests.web.conftest import FACT, HOSTILE, number_of, requests_of
+from context_compiler.cli.root import app
+from context_compiler.web.app import create_app
+from tests.web.conftest import FACT, HOSTILE, RULE, number_of, pages_of, renovation, requests_of
+
+PAINTER = "The painter is called Tadeusz Wrona, his number is 0171-5550132."
+
+SAID = [*renovation(PAINTER, RULE), *renovation()[:6], "The painter has been moved to 19 March.", *renovation()]
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClient, Path]]:
+    """The pages of a session whose first prompt is quoted for a while after it has left, and its record."""
+    db = tmp_path_factory.mktemp("house") / "context.db"
+    with pages_of(db, SAID, budget=600) as client:
+        yield client, db
 
 
 def fate(client: TestClient, fact: str) -> dict[str, object]:
@@ -138,3 +157,53 @@ def test_words_lead_to_their_session_or_to_all_that_have_them(client: TestClient
     assert leads(FACT) == f"/sessions/{number_of(client, 'long')}/fact?q={FACT}"
     assert leads("hello script") == "/sessions?text=hello+script"
     assert leads("nowhere") == "/sessions?text=nowhere"
+
+
+def test_a_named_message_tells_which_request_lost_its_last_words(house: tuple[TestClient, Path]) -> None:
+    client, db = house
+    quoted, gone = client.get("/api/sessions/1/fact", params={"q": "Tadeusz Wrona"}).json()["stretches"][1:]
+    assert quoted["forms"] == ["quoted"] and not gone["forms"]
+    for number, last in ((gone["last"], gone["first"]), (quoted["last"], None)):
+        page = client.get(f"/api/requests/{number}/why?message=m0").json()
+        assert page["messages"][0]["fate"]["request"] == quoted["first"]
+        assert page["messages"][0]["last_words"] == last
+        assert [cut["request"] for cut in page["cuts"]] == [quoted["first"], *([last] if last else [])]
+    assert "Its last words left at" in client.get(f"/requests/{gone['last']}/why?message=m0").text
+    told = CliRunner().invoke(app, ["views", "why", str(gone["last"]), "m0", "--db", str(db)]).stdout
+    assert f"its last words left at request {gone['first']}" in " ".join(told.split())
+    assert f"Request {gone['first']} (turn {gone['turns'][0]})" in told
+
+
+def test_a_fact_leads_to_the_request_that_lost_it_and_says_why_it_came_back(house: tuple[TestClient, Path]) -> None:
+    client, _ = house
+    page = client.get("/api/sessions/1/fact", params={"q": "painter"}).json()
+    _, quoted, gone, again, _ = page["stretches"]
+    assert again["reason"] == "said again in turn 19" and "(said again in turn 19) it was sent" in page["answer"]
+    assert [mention["lost"] for mention in page["mentions"]] == [gone["first"], 0]
+    shown = client.get("/sessions/1/fact", params={"q": "painter"}).text
+    assert re.findall(r'href="(/requests/\d+/why\?message=\w+)"', shown) == [
+        f"/requests/{gone['first']}/why?message=m0"
+    ]
+    assert f"its message left the view at request {quoted['first']}" in shown
+
+
+def test_a_rule_stays_when_its_message_leaves(house: tuple[TestClient, Path]) -> None:
+    client, _ = house
+    page = client.get("/sessions/1/fact", params={"q": "400 euros"}).text
+    assert "its message left the view at request" in page and "; the rule stays" in page and "dropped at" not in page
+
+
+def test_a_fact_that_a_fallback_brings_back_has_its_reason(tmp_path: Path) -> None:
+    db = tmp_path / "context.db"
+    with pages_of(db, SAID[:8], budget=600) as client:
+        stretch = client.get("/api/sessions/1/fact", params={"q": "Tadeusz Wrona"}).json()["stretches"][-1]
+        assert stretch["forms"] == ["quoted"]
+        with closing(sqlite3.connect(db)) as record:
+            record.execute(
+                "UPDATE views SET status = 'fallback', error = 'TemplateError: notes: gone; sent: raw history',"
+                " view_tip = raw_tip WHERE id = (SELECT max(id) FROM views)"
+            )
+            record.commit()
+    with TestClient(create_app(db, system=None), base_url="http://127.0.0.1") as client:
+        page = client.get("/api/sessions/1/fact", params={"q": "Tadeusz Wrona"}).json()
+        assert "(a fallback: TemplateError: notes: gone) it was sent word for word" in page["answer"]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +93,8 @@ def test_each_session_has_a_kind(tmp_path: Path) -> None:
 
 
 def test_an_empty_record_and_a_missing_one_show_how_to_begin(tmp_path: Path) -> None:
-    (tmp_path / "other.db").touch()
+    asyncio.run(SQLiteStore(tmp_path / "other.db").sessions())
+    (tmp_path / "notes.db").write_text("not a record")
     for place in (tmp_path / "missing.db", tmp_path / "empty.db"):
         if place.stem == "empty":
             asyncio.run(SQLiteStore(place).sessions())
@@ -99,7 +103,7 @@ def test_an_empty_record_and_a_missing_one_show_how_to_begin(tmp_path: Path) -> 
             assert page.status_code == 200 and "notice bad" not in page.text
             for way in (f"context-compiler demo --db {place}", "ContextCompiler(", "context-compiler import"):
                 assert way in page.text
-            assert ("other.db" in page.text) == (place.stem == "missing")
+            assert ("other.db" in page.text) == (place.stem == "missing") and "notes.db" not in page.text
 
 
 def test_the_first_page_asks_for_words_once_and_keeps_them_beside_other_filters(client: TestClient) -> None:
@@ -113,3 +117,45 @@ def test_the_first_page_asks_for_words_once_and_keeps_them_beside_other_filters(
 def test_a_hostile_name_stays_text_in_the_list(client: TestClient) -> None:
     assert HOSTILE not in client.get("/sessions").text
     assert FACT not in client.get("/sessions").text
+
+
+def test_found_sessions_show_the_words_and_if_the_newest_request_has_them(client: TestClient) -> None:
+    for words in ("hello script", "hello", FACT, "Turn 3: read"):
+        sessions = listed(client, text=words)
+        page = client.get("/sessions", params={"text": words}).text
+        assert sessions and 'aria-label="Totals"' in page
+        for session in sessions:
+            fact = client.get(f"/api/sessions/{session['id']}/fact", params={"q": words}).json()
+            assert session["said"] == [*fact["mentions"], *fact["near"]][0]
+            assert session["now"] == (fact["stretches"][-1]["forms"] if fact["mentioned"] else None)
+        assert page.count('newest request: <b class="good">') == sum(bool(session["now"]) for session in sessions)
+        assert page.count("does not have it") == sum(session["now"] == [] for session in sessions)
+    (near,) = listed(client, text="rememver deploying")
+    assert "deploy" in near["said"]["fact"] and near["now"] is None
+
+
+def test_the_fallbacks_of_the_first_page_lead_to_their_requests(client: TestClient, db: Path) -> None:
+    with closing(sqlite3.connect(db)) as record:
+        record.execute("UPDATE views SET status = 'fallback; error: none' WHERE id = 5")
+        record.commit()
+    assert 'href="/sessions?status=fallback"' in client.get("/sessions").text
+    assert 'href="/sessions/1?status=fallback"' in client.get("/sessions?status=fallback").text
+    assert client.get("/api/sessions/1").json()["statuses"]["fallback"] == 1
+    page = client.get("/sessions/1?status=fallback").text
+    assert re.findall(r'<tr id="r(\d+)">', page) == ["5"] and 'aria-current="true">fallback <b>1</b>' in page
+
+
+def test_small_amounts_of_money_are_not_rounded_to_nothing(client: TestClient, db: Path) -> None:
+    with closing(sqlite3.connect(db)) as record:
+        record.execute("UPDATE views SET model = 'gpt-5', provider = 'openai'")
+        record.commit()
+    money = abs(float(client.get("/api/overview").json()["money"]))
+    assert 0.0001 < money < 0.1 and f'<p class="big">${money:.4f}</p>' in client.get("/sessions").text
+
+
+def test_a_model_without_a_price_is_named_as_such(client: TestClient) -> None:
+    page = client.get("/sessions/1").text
+    (models,) = re.findall(r"<dt>no price is known for</dt><dd>([^<]+)</dd>", page)
+    shown = client.get("/sessions/1/settings?budget=1500").text
+    model = models.partition(",")[0]
+    assert f'{model} <span class="faint">no price is known for it</span>' in shown and "which are unknown" not in shown

@@ -94,3 +94,42 @@ def test_every_page_of_a_session_belongs_to_the_sessions(pages: tuple[Any, str])
     for path in ("", "/fact", "/settings", "/steering"):
         current = look(pages, f"/sessions/1{path}").locator(".top [aria-current=page]")
         assert current.inner_text() == "Sessions"
+
+
+def test_the_prompts_of_a_session_use_the_width_of_a_telephone(pages: tuple[Any, str]) -> None:
+    page = look(pages, "/sessions/1/steering", viewport=PHONE)
+    assert page.locator("td[dir]").first.bounding_box()["width"] > 340
+    for button in page.locator("main button:visible").all():
+        assert button.bounding_box()["height"] >= 32, button.inner_text()
+
+
+def test_a_form_has_two_columns_on_a_telephone(pages: tuple[Any, str]) -> None:
+    page = look(pages, "/requests/20/replay", viewport=PHONE)
+    lines = {label.bounding_box()["y"] for label in page.locator(".filters label").all()}
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize("path", ["/requests/20", FOUND])
+def test_a_pinned_message_moves_nothing(db: Path, pages: tuple[Any, str], path: str) -> None:
+    with serving(create_app(db, system=None)) as address:
+        page = look((pages[0], address), path)
+        place = page.locator("[data-pin]").first.bounding_box()
+        page.locator("[data-pin]").first.click()
+        page.get_by_text("stays in every view").wait_for()
+        assert page.locator("[data-unpin]").first.bounding_box() == place
+
+
+def test_a_slash_searches_on_every_page_and_escape_leaves_the_field(pages: tuple[Any, str]) -> None:
+    for path, target in (
+        ("/sessions/1/settings?budget=1500", "/sessions/1/fact"),
+        ("/requests/20/export", "/sessions/1/fact"),
+        ("/templates", "/sessions#q"),
+    ):
+        page = look(pages, path)
+        page.keyboard.press("/")
+        page.wait_for_url(f"**{target}")
+        page.locator("[data-search]:focus").wait_for()
+    page.keyboard.press("Escape")
+    assert not page.locator("[data-search]:focus").count()
+    page.keyboard.press("?")
+    assert page.get_by_role("dialog").is_visible()

@@ -136,3 +136,18 @@ def test_a_recorded_replay_is_the_request_that_was_shown(planned: Path, tmp_path
     shown = json.loads(CliRunner().invoke(app, again).stdout)
     assert shown["messages"] == said["messages"] and shown["view"]["tokens_sent"] == said["after"]["tokens"] <= 400
     assert shown["view"]["budget"] == 400 and shown["view"]["compile"]["template_name"] == "chat_compiler"
+
+
+def test_a_replay_is_compared_message_by_message_and_its_sections_add_up(pages: TestClient) -> None:
+    row = requests_of(pages, "trip")[-1]
+    page = pages.get(f"/api/requests/{row['id']}/replay", params={"budget": 1_400}).json()
+    sides = [
+        [side and side["parts"][-1]["segments"][-1]["text"] for side in (row["before"], row["after"])]
+        for row in page["rows"]
+    ]
+    both = [(before, after) for before, after in sides if before and after]
+    assert both and all(before == after for before, after in both)
+    assert page["rows"][-1]["kind"] in ("same", "fold")
+    assert not {side[0] for side in sides if not side[1]} & {side[1] for side in sides if side[1] in PROMPTS}
+    assert sum(section["tokens"] for section in page["bar"]) == page["tokens"]
+    assert sum(section["tokens"] for section in page["bar_before"]) == row["tokens_sent"]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from typer.testing import CliRunner
 
 from context_compiler.cli.root import app
 from context_compiler.record.store import SQLiteStore
-from tests.web.conftest import number_of, requests_of
+from tests.web.conftest import RULE, number_of, pages_of, renovation, requests_of
 
 
 def compiled(client: TestClient) -> dict[str, object]:
@@ -159,3 +162,32 @@ def test_the_cost_of_a_session_includes_compiles_without_a_request(client: TestC
     asyncio.run(write())
     assert client.get(f"/api/sessions/{number}/timeline").json()["money"]["compiles"].rstrip("0") == "0.36"
     assert client.get(f"/api/sessions/{number}/timeline?stretch=2").json()["money"]["compiles"] == "0"
+
+
+def test_a_compile_counts_identifiers_once_and_loses_no_rule(tmp_path: Path) -> None:
+    with pages_of(tmp_path / "context.db", renovation(RULE), budget=400) as client:
+        number = [row["summary_id"] for row in requests_of(client, "talk") if row["status"] == "compiled"][-1]
+        page = client.get(f"/api/compiles/{number}").json()
+        assert page["found"] > page["missing"] == len(page["lost"]) > 0
+        assert not any("400 euros" in lost["text"] for lost in page["lost"])
+        assert f"{page['found'] - page['missing']} of {page['found']}" in client.get(f"/compiles/{number}").text
+
+
+def test_a_session_that_sends_more_than_its_history_stays_within_its_chart(client: TestClient, db: Path) -> None:
+    with closing(sqlite3.connect(db)) as record:
+        record.execute("UPDATE views SET tokens_sent = 3 * tokens_raw")
+        record.commit()
+    page = client.get(f"/sessions/{number_of(client, 'long')}").text
+    for line in ("raw-area", "sent-line"):
+        points = re.findall(rf'class="{line}" points="([^"]*)"', page)[0].split()
+        assert all(0 <= float(point.partition(",")[2]) <= 60 for point in points)
+
+
+def test_a_chart_of_few_requests_names_the_first_and_the_last(client: TestClient, db: Path) -> None:
+    numbers = [row["id"] for row in requests_of(client, "long")]
+    address = f"/sessions/{number_of(client, 'long')}"
+    assert f"<span>request {numbers[0]}</span><span>{numbers[-1]}</span>" in client.get(address).text
+    with closing(sqlite3.connect(db)) as record:
+        record.execute("DELETE FROM views WHERE id > ?", (numbers[4],))
+        record.commit()
+    assert f"<span>requests {numbers[0]}–{numbers[4]}</span></p>" in client.get(address).text

@@ -39,8 +39,14 @@
     return parts.length > 0;
   }
   const open = (selector) => { const found = document.querySelector(selector); if (found) found.click(); };
+  function search() {
+    const field = document.querySelector("[data-search]");
+    if (field) return field.focus();
+    const session = document.querySelector(".crumbs a[href^='/sessions/']");
+    location.href = document.querySelector(".tabs a[href$='/fact']")?.href || (session ? `${session.href}/fact` : "/sessions#q");
+  }
   const keys = {
-    "/": () => document.querySelector("[data-search]")?.focus(),
+    "/": search,
     "?": () => document.getElementById("keys")?.showModal(),
     j: () => move(1), k: () => move(-1), o: unfold,
     "[": () => open("a[rel=prev]"), "]": () => open("a[rel=next]"),
@@ -68,6 +74,7 @@
     link.setAttribute("aria-expanded", String(!shown));
   }
   document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && event.target.matches("[data-search]")) event.target.blur();
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog")) return;
     const tab = /^[1-9]$/.test(event.key) ? document.querySelectorAll(".tabs a")[event.key - 1] : null;
     const act = keys[event.key] || (tab && (() => tab.click()));
@@ -81,6 +88,7 @@
     else document.getElementById("why").textContent = found.error;
   }
   document.addEventListener("DOMContentLoaded", () => {
+    document.querySelector("[data-search]:target")?.focus();
     for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button));
     for (const link of document.querySelectorAll(".messages a.raw")) link.setAttribute("aria-expanded", "false");
     document.addEventListener("click", (event) => {
