@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ def renovation(*before: str) -> list[str]:
 
 
 @contextmanager
-def pages_of(db: Path, said: Iterable[str], **settings: Any) -> Iterator[TestClient]:
+def pages_of(db: Path, said: Iterable[str], **settings: Any) -> Generator[TestClient]:
     """The pages of a record of one session, `talk`."""
     talk(db, said, **settings)
     with TestClient(create_app(db, system=None), base_url="http://127.0.0.1") as made:
