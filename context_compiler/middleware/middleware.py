@@ -152,7 +152,8 @@ class Middleware:
             await self._report_lost(request, len(result.lost))
         if result.view.status == "floor_over_budget":
             await self.report(BudgetError(f"even the smallest view is over the budget of {result.view.budget} tokens"))
-        await self._report_shortened(request, result)
+        else:
+            await self._report_shortened(request, result)
         return await self._deliver(run, request, result, started)
 
     def tighten(self, run: Run, request: Request, refusal: Refusal) -> Request:
