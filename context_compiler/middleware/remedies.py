@@ -86,12 +86,10 @@ class Remedy:
         ways += [f"recall={self.recall:g}"] if self.recall is not None else []
         what = f"{self.words!r} of message {self.message}" if self.words else f"message {self.message}"
         view = "An agent" if self.live else "A view"
-        where = "; with others, it may be cut elsewhere" if self.budget is not None and self.live else ""
-        return (
-            f"{view} with {' or '.join(ways)} would have kept {what}{where}."
-            if ways
-            else f"No budget tried keeps {what}."
-        )
+        if not ways:
+            return f"No budget tried keeps {what}."
+        others = "; with others, it may be cut elsewhere" if self.budget is not None and self.live else ""
+        return f"{view} with {' or '.join(ways)} would have kept {what}{others}."
 
     @property
     def _recalled(self) -> str:
