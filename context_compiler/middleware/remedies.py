@@ -88,7 +88,7 @@ class Remedy:
         view = "An agent" if self.live else "A view"
         if not ways:
             return f"No budget tried keeps {what}."
-        others = "; with others, it may be cut elsewhere" if self.budget is not None and self.live else ""
+        others = "; another budget may cut elsewhere" if self.budget is not None and self.live else ""
         return f"{view} with {' or '.join(ways)} would have kept {what}{others}."
 
     @property
