@@ -309,9 +309,11 @@ async def _new_cycle(
 
 def _with_cause(context: RequestContext, previous: Cycle | None, result: Result) -> Result:
     """Note what would have been sent without the cut, and the threshold that this was compared with."""
-    cost = context.request.fixed + context.history.tokens
+    cost: int | None = context.request.fixed + context.history.tokens
     if previous is not None:
-        cost = assemble_view(context, previous, "cycle").cost
+        cost = attempt(lambda: assemble_view(context, previous, "cycle").cost).value
+    if cost is None:  # such a view must not be sent
+        return result
     high, ledger = context.limits(previous).high, result.view.ledger
     numbers = {"size": int(cost * result.ratio), "threshold": int(high * result.ratio)}
     return replace(result, view=replace(result.view, ledger={**ledger, "cut": {**ledger["cut"], **numbers}}))
