@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from pathlib import Path
+from typing import cast
 
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
@@ -13,13 +14,16 @@ from pydantic_ai.models.function import FunctionModel
 from benchmarks.campaign.case import Case
 from benchmarks.campaign.drawn import NAMED, Drawn
 from context_compiler import ContextCompiler, Recall
+from context_compiler.cache import Memo
 from context_compiler.errors import BudgetError
 
 REQUESTS = 4_000
 TALKS, TURNS = 24, 20
 """Concurrent conversations, and turns after which a new conversation replaces each."""
 GROWTH_KB = 32_000
-"""Allowed growth in the last half of the requests, because allocators return little memory and caches fill up."""
+"""Allowed growth in the last half of the requests, because allocators return little memory."""
+SMALLER = 50
+"""Divisor of the room of each cache, so that caches are full, and grow no more, in the first half of the requests."""
 
 
 def _resident_kb() -> int:
@@ -45,6 +49,8 @@ async def soak(case: Case) -> None:
     )
     model = FunctionModel(lambda messages, info: ModelResponse(parts=[TextPart(drawn.text(200))]))
     agent = Agent(model, capabilities=[ours, Recall(transcript=ours.transcript)])
+    for cache in map(vars, [cast("object", thing) for thing in gc.get_objects() if type(thing) is Memo]):
+        cache["_room"] = max(1, cache["_room"] // SMALLER)
     histories: dict[int, list[ModelMessage]] = {}
     requests = max(60, int(REQUESTS * min(1.0, case.scale)))
     marks: list[tuple[int, int]] = []

@@ -201,8 +201,8 @@ class _Search:
 
     @cached_property
     def _abridged(self) -> list[int]:
-        """Positions of messages that are shortened in the view."""
-        return [at for at, shape in self._cycle.kept if not shape.bare and (shape.skeleton or shape.limit is not None)]
+        """Positions of messages that are shortened in the view, or that lack parts there."""
+        return [at for at, shape in self._cycle.kept if not shape.bare and shape.is_partial]
 
     @cached_property
     def _whole(self) -> set[int]:

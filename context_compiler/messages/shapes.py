@@ -65,6 +65,11 @@ class Shape:
     tools: str = "paired"
     """`paired` keeps tool exchanges, `drop` drops them, `render` turns them into text."""
 
+    @property
+    def is_partial(self) -> bool:
+        """True if it leaves parts out, or may shorten them."""
+        return bool(self.skip) or self.skeleton or self.limit is not None or self.prompt is not None
+
 
 WHOLE = Shape()
 

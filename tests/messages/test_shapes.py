@@ -205,3 +205,19 @@ def test_rendered_exchanges_become_text_in_their_messages() -> None:
 def test_the_largest_part_is_found() -> None:
     assert largest(read_items(assistant("a", LONG), counter)) == cost(TextPart(content=LONG))
     assert largest(()) == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "partial"),
+    [
+        (WHOLE, False),
+        (Shape(tools="render"), False),
+        (Shape(skip=frozenset({1})), True),
+        (Shape(skeleton=True), True),
+        (Shape(limit=40), True),
+        (Shape(prompt=40), True),
+    ],
+)
+def test_a_shape_that_leaves_out_a_part_or_may_shorten_one_is_partial(shape: Shape, partial: bool) -> None:
+    """Recall may quote from such messages, and a newer value in them does not count as sent."""
+    assert shape.is_partial is partial
