@@ -25,9 +25,6 @@ from context_compiler.settings import amount_tokens
 BEARING = 8
 """Divisor of `recall=` for the block of a short prompt that does not ask, such as "write to the caterer"."""
 
-SHORTENED = 4
-"""Divisor of a block: the most by which it is shortened in a chat to delay a cut until the next turn."""
-
 TURNS = 5
 """Number of newest turns from which the growth of a turn is estimated."""
 
@@ -138,8 +135,8 @@ class BlockSizes:
     def shortened(self, block: Block, over: int, *, refused: bool) -> int:
         """Size to which a block must be shortened if the request is `over` tokens over budget; 0 or less to drop it.
 
-        It loses the excess and the reserve, but only a part of its size, `SHORTENED`, for the reserve, or its answer
-        would go too; three tenths if a provider `refused` the request. Where turns grow, it is shortened at most
+        It loses the excess and the reserve, but for the reserve no more than a quarter of its size, or its answer would
+        go too; three tenths if a provider `refused` the request. Where turns grow, it is shortened at most
         `MAX_BLOCK_CUTS` times, unless the request was refused.
         """
         size = block.tokens(self.plan.counter)
@@ -147,7 +144,7 @@ class BlockSizes:
             return min(int(REFUSED_SHARE * size), size - over)
         if self.reserve and block.cuts >= MAX_BLOCK_CUTS:
             return 0
-        return size - max(over, min(over + self.reserve, size // SHORTENED))
+        return size - max(over, min(over + self.reserve, size // LARGE))
 
 
 def _growth(history: History, turn: Turn) -> int:

@@ -64,7 +64,7 @@ class Mention:
     before: str
     fact: str
     after: str
-    lost: int = 0
+    lost: int
     """Request that left the fact out last, since this message; 0 if all had it."""
 
 
@@ -483,6 +483,7 @@ def _mention(position: int, reading: Reading, fact: str) -> Mention:
         before=("…" if start > EXCERPT else "") + text[max(0, start - EXCERPT) : start],
         fact=text[start:stop],
         after=text[stop : stop + EXCERPT] + ("…" if len(text) > stop + EXCERPT else ""),
+        lost=0,
     )
 
 

@@ -395,7 +395,7 @@ class Plan:
     steering: Steering = NONE
     declared: tuple[str, ...] = ()
     """Rules that the application declares for this request."""
-    fixed: int = 0
+    fixed: int
     """Exact tokens of the request apart from its history."""
 
     @cached_property

@@ -362,7 +362,7 @@ def cut_messages(messages: Sequence[ModelMessage], budget: int, reader: Reader) 
     if history.tokens <= budget and not pairing.broken:
         return list(messages)
     policy = Arguments("extractive", budget=budget, model="none").policy(SHIPPED, Settings.from_environment())
-    plan = Plan(history=history, pairing=pairing, policy=policy, reader=reader)
+    plan = Plan(history=history, pairing=pairing, policy=policy, reader=reader, fixed=0)
     selection = select(plan, policy.limits(plan.carried), previous=None, overhead=0, one_shot=True)
     cycle, _ = freeze(selection, summary="", row=None, turn=plan.turn, asked=False)
     return assemble(history, cycle, plan.base, reader)

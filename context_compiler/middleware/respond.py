@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.advance import Advance, Ask, advance, with_steering
-from context_compiler.compiler.block_sizes import SHORTENED, BlockSizes
+from context_compiler.compiler.block_sizes import BlockSizes
 from context_compiler.compiler.compile_row import failed_row
 from context_compiler.compiler.cycle import (
     RAW,
@@ -22,6 +22,7 @@ from context_compiler.compiler.cycle import (
     valid_cycle,
     with_turn,
 )
+from context_compiler.compiler.policy import LARGE
 from context_compiler.compiler.recall_block import find_first_block, lacks_room_for_block, shorten_block, wanted_tokens
 from context_compiler.compiler.rules import RuleNote, valid_notes
 from context_compiler.compiler.steering import Steering
@@ -195,7 +196,7 @@ def _continue_cycle(context: RequestContext, cycle: Cycle, to_budget: bool = Fal
             return None
         return recall_for_turn(context, cycle, plain)
     result = assemble_view(context, cycle, "cycle", blocks=blocks)
-    gives = 0 if cycle.tool_work or context.long_turns else blocks.own.tokens(context.counter) // SHORTENED
+    gives = 0 if cycle.tool_work or context.long_turns else blocks.own.tokens(context.counter) // LARGE
     fits = result.cost <= limits.budget + gives
     if result.cost - blocks.tokens(context.counter) > most and (cycle.tool_work or not fits):
         return None
