@@ -68,6 +68,7 @@ def tighten(arguments: Arguments, ratios: Ratios, run: Run, request: Request, re
         The request with the context window, if that is stated.
     """
     low, high = PLAUSIBLE
+    before = arguments.whole_budget(**request.terms)[0] / run.ratios.of(request.family) * run.tight
     counted, window = refusal.counted(low * run.sent, high * run.sent), refusal.window(LEAST)
     if window is not None:
         run.learn_window(window)
@@ -82,7 +83,7 @@ def tighten(arguments: Arguments, ratios: Ratios, run: Run, request: Request, re
     most = whole if run.window is None else STATED_SHARE * whole
     if run.window is None or not counted or counted <= budget:  # the numbers do not explain the refusal
         most = min(most, REFUSED_SHARE * (run.sent or whole * run.tight))
-    run.tighten(most / whole)
+    run.tighten(min(most, before) / whole)  # a share of the budget that is known now
     return request
 
 

@@ -149,7 +149,7 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
     if cycle is not None and (context.steering.pins or context.steering.dismissed):
         cycle = with_steering(cycle, context, context.limits(cycle).room)
     run.enter(cycle, mended=valid)
-    if cycle is not None and run.refused and run.tight < cycle.tight:
+    if cycle is not None and run.refused:
         cycle = replace(cycle, tight=run.tight)  # a provider's refusal applies to the rest of the cycle
     return context, cycle
 

@@ -253,7 +253,7 @@ class Run:
 
     def tighten(self, share: float) -> None:
         """Use at most this share of the budget after a refusal, and call no model in this turn."""
-        self.tight = min(self.tight, share)
+        self.tight = min(1.0, share)
         self.refused = self.retried = True
         self.asked_turn = self.turn
 
