@@ -267,3 +267,17 @@ async def test_any_other_failure_of_the_model_is_raised_unchanged() -> None:
         agent: Agent[None, str] = Agent(Talker(script).model, capabilities=[compiler(budget=2_000)])
         with pytest.raises(type(script)):
             await agent.run("hello")
+
+
+async def test_a_stated_window_replaces_the_guess_of_an_earlier_refusal() -> None:
+    """The guess was a share of a larger budget, and would be taken of the window again."""
+    vague = ModelHTTPError(400, "talker", body={"code": "context_length_exceeded"})
+    stated = ModelHTTPError(400, "talker", body={"message": "This model's maximum context length is 900 tokens."})
+    views = list[View]()
+    talker = Talker(["Fine.", "Fine.", vague, "Fine.", stated, "Done."])
+    agent = Agent(talker.model, capabilities=[compiler(budget=8_000, on_view=views.append)])
+    history: list[ModelMessage] = []
+    for turn, size in enumerate((600, 600, 600, 20)):
+        history = (await agent.run(prose(turn, size), message_history=history, conversation_id="c")).all_messages()
+    assert [view.status for view in views] == ["raw", "raw", "raw", "compiled", "cycle", "compiled"]
+    assert 900 * 0.5 < views[-1].budget < 900
