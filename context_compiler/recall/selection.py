@@ -118,7 +118,8 @@ class Candidates:
 
     def _informative(self) -> Sequence[int]:
         """Slots by worth per token, best first; ties to the later, because it may tell a newer value."""
-        return sorted(reversed(_best_first(self._rates)), key=lambda slot: -self._rates[slot])
+        rates = self._rates
+        return sorted((slot for slot, rate in enumerate(rates) if rate > 0), key=lambda slot: (-rates[slot], -slot))
 
     @cached_property
     def _rates(self) -> Sequence[float]:
