@@ -9,7 +9,7 @@ Without `--measure`, all measures but `answers` run; `--approach`, `--data`, `--
 N of every set) restrict them further, and `--every N` asks one question in N, drawn with a fixed seed. `--resume` keeps
 figures of the same code and data. `--page` also writes the tables into a page or the pages of a folder, and plots next
 to it; with `--keep`, rows and cells that are not among the results stay, and so do the plots. `--model` names a model
-that answers.
+that answers, or with `--measure lived` one that writes the summaries.
 """
 
 from __future__ import annotations

@@ -28,10 +28,11 @@ from pydantic_ai.messages import (
     ToolCallPart,
     ToolReturnPart,
 )
-from pydantic_ai.models import Model
+from pydantic_ai.models import Model, infer_model
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from benchmarks import facts, recall
+from benchmarks.answering import LOCAL, served
 from benchmarks.approaches import Approach
 from benchmarks.data import GENERATED, LIVED, Data
 from benchmarks.lives import SETTINGS, AgentLife, Ledger, Life, Lived, SessionLife, look_up, steps
@@ -39,6 +40,7 @@ from benchmarks.measures.evidence import summariser
 from benchmarks.peers.baselines import price
 from benchmarks.recall import Conversation, Question
 from context_compiler import ContextCompiler, compile_view
+from context_compiler.chat.local_model import served_model
 from context_compiler.middleware.replay import LiveSession
 
 BLAND = "The conversation went on."
@@ -241,8 +243,15 @@ def script_of(turn: Turn, scenario: str, number: int) -> list[ModelMessage]:
 
 
 def writer(name: str, recorded: Sequence[tuple[str, str]]) -> Model:
-    """Build the model that summarises: `good` answers with the recorded summaries, `bland` says nothing."""
-    return summariser(recorded) if name == "good" else FunctionModel(lambda *_: ModelResponse([TextPart(BLAND)]))
+    """Build the model that summarises, by its name.
+
+    `good` answers with the recorded summaries, and `bland` says nothing.
+    """
+    if name in ("none", "bland"):
+        return FunctionModel(lambda *_: ModelResponse([TextPart(BLAND)]))
+    if name in LOCAL:
+        return served_model(served(name), name)
+    return summariser(recorded) if name == "good" else infer_model(name)
 
 
 def life_of(conversation: Conversation, compiler: ContextCompiler, *, scenario: str = "plain") -> Life:

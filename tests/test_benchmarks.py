@@ -532,3 +532,16 @@ def test_answers_are_scored_and_a_stopped_run_asks_nothing_twice(
     again = measured(tmp_path, "--measure", "answers", "--model", "test", *few)
     assert len(prompts) == asked
     assert again.partition("| model")[2] == said.partition("| model")[2]
+
+
+def test_every_benchmark_command_of_the_docs_has_the_options_that_it_is_given() -> None:
+    pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile"))]
+    texts = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    named: dict[str, set[str]] = {}
+    for module, options in re.findall(r"python -m (benchmarks[.\w]*)((?: +(?!#)[^ `\n]+)*)", texts):
+        named.setdefault(module, set()).update(re.findall(r"--[\w-]+", options))
+    assert len(named) > 5
+    for module, options in named.items():
+        command = [python(), "-m", module, "--help"]
+        printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        assert "usage:" in printed and options <= set(printed.split()), module

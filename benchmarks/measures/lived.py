@@ -41,6 +41,9 @@ TITLES_OF_SETS = {"locomo": "LoCoMo", "beam-100k": "BEAM-100K", "tau": "τ-bench
 
 
 def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
+    if data.models:  # they write the summaries
+        own = grid(NAME, data.turn_by_turn, [name for name in approaches if name == PAIRED])
+        return [replace(cell, data=f"{cell.data}+{model}") for cell in own for model in data.models]
     cells = grid(NAME, data.turn_by_turn, [name for name in approaches if name in LIVE or name in PEERS])
     if PAIRED in approaches and "locomo" in data.turn_by_turn:
         cells += [Cell(NAME, PAIRED, f"locomo+{scenario}", budget) for scenario, budget in SCENARIOS.items()]
@@ -53,8 +56,8 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
     if model == "good" and not name.startswith("locomo"):
         return "no model summaries are recorded for these data"
     settings: dict[str, Any] = {
-        "scenario": scenario or "plain",
-        "model": model,
+        "scenario": scenario if scenario in SCENARIOS else "plain",
+        "model": scenario if scenario in data.models else model,
         "paired": cell.approach == PAIRED,
         **own,
     }
@@ -156,8 +159,12 @@ def _cost(value: Mapping[str, Any]) -> str:
     return f"{cost}; one view a request {once / value['whole']:.2f}" if once else cost
 
 
+def _scenario(name: str) -> str:
+    return TITLES.get(name) or f"summaries by `{name}`"
+
+
 SCENARIO_COLUMNS: dict[str, Callable[[Any], str]] = {
-    "": lambda result: TITLES[result.cell.data.partition("+")[2]],
+    "": lambda result: _scenario(result.cell.data.partition("+")[2]),
     "budget": lambda result: f"{result.cell.budget:,}",
     "held, %": lambda result: percent(result.value["held"]),
     "one view, %": lambda result: f"{100 * fmean(sum(result.value['one_shot'], [])):.1f}",
@@ -165,6 +172,7 @@ SCENARIO_COLUMNS: dict[str, Callable[[Any], str]] = {
     "not asked, %": lambda result: percent(result.value["unasked"]),
     "cost": lambda result: _cost(result.value),
     "over budget": lambda result: part(result.value["over"], result.value["requests"]),
+    "fallbacks": lambda result: f"{result.value['fallbacks']:,}",
 }
 
 
