@@ -36,7 +36,7 @@ REPLAYED = 30
 """Newest requests of a conversation that are replayed."""
 
 SECONDS, COUNTING = 10, 5.0
-"""Seconds after which no further conversation is replayed, unless told otherwise; and no further tokens are counted."""
+"""Seconds that reading and measuring take, unless told otherwise; and seconds after which no tokens are counted."""
 
 NAMED = 3
 """Skipped files that are named."""
@@ -128,17 +128,28 @@ def _reasons(skipped: Mapping[str, str]) -> str:
     return f"{named} and {len(skipped) - NAMED:,} more" if len(skipped) > NAMED else named
 
 
-def measure(conversations: Sequence[tuple[Path, Transcript]], folder: Path, seconds: int) -> list[Found]:
-    """Count tokens and replay the newest requests of conversations until the time is up; no model is asked."""
-    reader, started, measured = Reader(TokenCounter()), monotonic(), list[Found]()
+def measure(
+    conversations: Sequence[tuple[Path, Transcript]], folder: Path, seconds: int, *, started: float
+) -> list[Found]:
+    """Count tokens and replay the newest requests of conversations; no model is asked.
+
+    Args:
+        conversations: The conversations, with their files.
+        folder: The folder that they are in.
+        seconds: No conversation is replayed that would probably take longer than these, as the slowest one took so far.
+        started: Time from which the seconds count, of the monotonic clock.
+    """
+    reader, slowest, measured = Reader(TokenCounter()), 0.0, list[Found]()
     tokens = [
         reader.read(transcript.messages).tokens if monotonic() - started < COUNTING else 0
         for _, transcript in conversations
     ]
     with progress_bar("measuring", len(conversations)) as progress:
         for (file, transcript), size in zip(conversations, tokens, strict=True):
-            in_time = monotonic() - started < seconds
+            began = monotonic()
+            in_time = began - started + slowest < seconds
             measured.append(asyncio.run(_measure(transcript, str(file.relative_to(folder)), reader, size, in_time)))
+            slowest = max(slowest, monotonic() - began)
             step(progress)
     return measured
 

@@ -7,11 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from time import monotonic
 from typing import Annotated
 
 import typer
 
-from context_compiler.cli.folders import SECONDS, Folder, find_conversations, last_moment, measure, print_found
+from context_compiler.cli.folders import (
+    SECONDS,
+    Folder,
+    Found,
+    find_conversations,
+    last_moment,
+    measure,
+    print_found,
+)
 from context_compiler.cli.inputs import print_notes, read_conversations, select_conversation
 from context_compiler.cli.options import (
     DB,
@@ -77,10 +86,11 @@ def import_(
 
     Of a folder, such as ~/.claude/projects, show the conversations and what views would have saved; --all imports them.
     """
-    folder = Path(transcript)
+    folder, started = Path(transcript), monotonic()
     inside = find_conversations(folder, format_) if transcript != "-" and folder.is_dir() else None
     if inside is not None and not every:
-        _print_folder(inside, folder, db, seconds, json=json)
+        measured = measure(inside.conversations, folder, seconds, started=started)
+        _print_folder(inside, measured, folder, db, seconds, json=json)
         return
     inner = [conversation for _, conversation in reversed(inside.conversations)] if inside is not None else []
     conversations = inner or read_conversations(transcript, format_)
@@ -102,8 +112,10 @@ def import_(
     print_look(screen, db)
 
 
-def _print_folder(inside: Folder, folder: Path, db: Place, seconds: int, *, json: bool) -> None:
-    measured, screen = measure(inside.conversations, folder, seconds), Screen()
+def _print_folder(
+    inside: Folder, measured: Sequence[Found], folder: Path, db: Place, seconds: int, *, json: bool
+) -> None:
+    screen = Screen()
     if json:
         screen.raw(json_text({"folder": str(folder), "conversations": measured, "skipped": inside.skipped}))
     else:

@@ -71,6 +71,19 @@ def test_conversations_that_are_not_measured_in_time_are_listed_with_their_sizes
     assert "not measured" not in cc("import", "projects").out
 
 
+def test_no_conversation_is_measured_that_would_take_longer_than_the_time_left(
+    cc: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "projects").mkdir()
+    for name in ("one", "two", "three"):
+        (tmp_path / "projects" / f"{name}.jsonl").write_text(claude_code(3))
+    read = iter((4.0, 4.0, 4.0, *(4.0, 7.0), *(7.0, 7.0), *(7.0, 7.0)))  # the first takes three seconds
+    monkeypatch.setattr("context_compiler.cli.importing.monotonic", lambda: 0.0)
+    monkeypatch.setattr("context_compiler.cli.folders.monotonic", lambda: next(read))
+    listed = cc("import", "projects", "--seconds", "9", "--json").json["conversations"]
+    assert [each["requests"] > 0 for each in listed] == [True, False, False]
+
+
 def test_a_folder_shows_the_costs_of_its_conversations_together(cc: Command, tmp_path: Path) -> None:
     (tmp_path / "projects").mkdir()
     for name in ("one", "two"):
