@@ -12,9 +12,9 @@ Each takes passages whose word pairs are new: what was said a second time, also 
 The worth of a message estimates, without a question, how likely later questions need it. It is e to the sum of the
 signs below, whose weights were fitted (Poisson regression, rounded) on labelled conversations. In a chat with an
 assistant, the user's messages and standing instructions count most; in a conversation between two people, answers,
-openings and names. A conversation may lie between these two kinds, see `_peer_share`. A message of one or two words is
-worth nothing. Worth grows far less than length, so short messages have the best worth per token. The word lists are
-English; other signs work in every script.
+openings and names. A conversation may lie between these two kinds, see `_peer_share`. A message without a rare word,
+such as a goodbye, is worth least. Worth grows far less than length, so short messages have the best worth per token.
+The word lists are English; other signs work in every script.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from functools import cached_property, lru_cache
 from itertools import chain, pairwise
 from math import exp, log
 from operator import attrgetter
-from sys import intern
+from sys import float_info, intern
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from context_compiler.messages.instructions import instruction_sentences
-from context_compiler.recall.index import NOTHING
 from context_compiler.recall.passages import MIN_QUOTE, Passage, Quotation
 from context_compiler.recall.ranking import END
 from context_compiler.recall.terms import SHORT, words
@@ -223,13 +222,13 @@ def worths(candidates: Sequence[Passage], parts: Sequence[Part]) -> list[float]:
     by_part: dict[Part, float] = {}
     for part, message in messages.items():
         wording = message.wording
-        sign = BOTH["mass"] * log(1 + message.mass) + BOTH["times"] * wording.times
+        sign = BOTH["mass"] * log(message.mass or float_info.min) + BOTH["times"] * wording.times
         if talk < 1 and message.speaker == "user":
             standing, value = _gives_instruction(wording.texts), not wording.asks and _has_value(wording.texts)
             sign += (1 - talk) * (CHAT["user"] + CHAT["standing"] * standing + CHAT["value"] * value)
         if talk > 0:
             sign += talk * _peer_signs(message, messages.get((part[0] - 1, -1)))
-        by_part[part] = exp(sign) if _says_something(wording) else 0.0
+        by_part[part] = exp(sign)
     return [*map(by_part.__getitem__, parts)]
 
 
@@ -280,11 +279,6 @@ def _has_value(texts: Sequence[str]) -> bool:
     """True if a message gives a number, an identifier or a name."""
     text = " ".join(texts)
     return bool(_NUMBER.search(text) or _NAME.search(text))
-
-
-def _says_something(wording: _Wording) -> bool:
-    """True for a message of more than two words, or with a number."""
-    return wording.size > NOTHING or any(map(_NUMBER.search, wording.texts))
 
 
 def _idf(pieces: Sequence[_Wording]) -> dict[str, float]:

@@ -151,7 +151,17 @@ def test_a_message_is_chosen_together_with_its_less_informative_half() -> None:
 
 def test_of_a_repeated_message_only_the_last_is_quoted() -> None:
     messages = [asked("The gate for flight HAT229 is B17."), replied("ok"), asked("The gate for flight HAT229 is B17!")]
-    assert [passage.position for passage in choose(all_of(messages), 500)] == [2]
+    assert [passage.position for passage in choose(all_of(messages), 500)] == [1, 2]
+
+
+def test_a_message_without_a_rare_word_comes_last_and_an_answer_of_one_rare_word_does_not() -> None:
+    messages: list[ModelMessage] = []
+    for number in range(12):
+        messages += [asked(f"Bye, and see you all again, part {number}."), replied("See you, and bye again, all!")]
+    messages[11] = replied("Thessaloniki.")
+    candidates = all_of(messages)
+    (first,) = choose(candidates, candidates[11].tokens)
+    assert first.text == "Thessaloniki."
 
 
 def test_short_agreement_is_dropped_before_informative_words() -> None:
