@@ -66,8 +66,10 @@ def rules_text(rules: Sequence[str], revoked: Sequence[str] = ()) -> str:
 
 def rules_cost(rules: Sequence[str], counter: TokenCounter) -> int:
     """Tokens of listed rules as a part of a view, at most; 0 for none."""
+    if not rules:
+        return 0
     apart = _frame(counter) + sum(_line(text, counter) for text in rules)
-    return max(apart, counter.text(rules_text(rules)) + MESSAGE_OVERHEAD) if rules else 0
+    return max(apart, counter.text(rules_text(rules)) + MESSAGE_OVERHEAD)
 
 
 def _frame(counter: TokenCounter) -> int:

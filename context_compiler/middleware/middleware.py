@@ -291,7 +291,7 @@ class Middleware:
 
     async def _respond(self, run: Run, request: Request, host: Host) -> Result:
         result = await self._off_loop(run, request, host, partial(respond, self.state, run, request))
-        return replace(result, fault=run.limit.error or result.fault)
+        return result if run.limit.error is None else replace(result, fault=run.limit.error)
 
     async def _off_loop(
         self, run: Run, request: Request, host: Host, work: Callable[..., Coroutine[Any, Any, Result]]
@@ -336,7 +336,8 @@ class Middleware:
             if (error := asked.error or added.error) is not None:
                 await self.report(error)
             run.attach(added.value or run.own_layers)
-        return replace(request, layers=run.layers or NO_LAYERS)
+        layered = run.layers or NO_LAYERS
+        return request if request.layers is layered else replace(request, layers=layered)
 
     def _question_across(self, run: Run, request: Request) -> str:
         """Question for the owner's other conversations; empty if there is none, or without `recall_across`."""

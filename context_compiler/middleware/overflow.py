@@ -47,11 +47,13 @@ async def with_window(arguments: Arguments, run: Run, request: Request, *, ask: 
         request: The request.
         ask: False in a workflow, because it may be resumed in another process.
     """
-    served, window = request.served, request.window or request.learnt or arguments.window
+    served, learnt = request.served, request.learnt
+    window = request.window or learnt or arguments.window
     if ask and arguments.probe and served is not None and not window:
         await WINDOWS.ask(served)
-        request = replace(request, learnt=WINDOWS.of(served))
-    return replace(request, learnt=smaller(request.learnt, run.window))
+        learnt = WINDOWS.of(served)
+    learnt = smaller(learnt, run.window)
+    return request if learnt == request.learnt else replace(request, learnt=learnt)
 
 
 def tighten(arguments: Arguments, ratios: Ratios, run: Run, request: Request, refusal: Refusal) -> Request:

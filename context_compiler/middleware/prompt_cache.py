@@ -56,7 +56,7 @@ class LastRequests:
     async def price_facts(self, request: Request, result: Result) -> dict[str, object]:
         """Facts that determine the price of a request, with the cached tokens of the view and of the raw history."""
         key = request.owner, request.session_id
-        before = self._last.get(key) or await self._recorded(request)
+        before = self._last.get(key) or (None if request.is_new else await self._recorded(request))
         current = _Request(hash=request.hash, sent=result.sent.view_chain.ids, raw=result.raw.chain.ids)
         sent = raw = 0
         if before is not None:

@@ -101,6 +101,11 @@ class Request:
     """End of the error text if there is no view; empty names the fallback that was sent."""
 
     @property
+    def is_new(self) -> bool:
+        """True for a first prompt under an id of the host: nothing of its conversation is on the record."""
+        return len(self.messages) <= 1 and not self.scope
+
+    @property
     def fixed(self) -> int:
         """Exact tokens of everything except the history."""
         return self.overhead + self.layers.tokens
@@ -238,9 +243,11 @@ def host_request(ctx: RunContext[Any], context: ModelRequestContext, counter: To
     native = parameters.output_object if parameters.output_mode == "native" else None
     schema = json.dumps(native.json_schema, default=str) if native else ""
     stable = {key: value for key, value in options.items() if isinstance(value, str | int | float | bool)}
-    request = run_request(ctx, model, options, context.messages)
-    return replace(
-        request,
+    return run_request(
+        ctx,
+        model,
+        options,
+        context.messages,
         overhead=_overhead(_full_instructions(model, parameters, context.messages, instructions), tools, counter)
         + counter.text(schema),
         refs=any(tool.name == READ for tool in parameters.function_tools),
@@ -331,8 +338,11 @@ def processor_request(ctx: RunContext[Any], messages: list[ModelMessage], counte
     definitions = known_tools(ctx)
     facts = list(map(_definition, definitions))
     tools = list(map(_as_function, facts))
-    return replace(
-        run_request(ctx, ctx.model, dict(ctx.model_settings or {}), messages),
+    return run_request(
+        ctx,
+        ctx.model,
+        dict(ctx.model_settings or {}),
+        messages,
         overhead=_overhead(instructions, tools, counter),
         refs=any(tool.name == READ for tool in definitions),
         hash=_hash([instructions, tools]),
@@ -347,9 +357,9 @@ def known_tools(ctx: RunContext[Any]) -> list[Any]:
 
 
 def run_request(
-    ctx: RunContext[Any], model: Any, settings: Mapping[str, object], messages: list[ModelMessage]
+    ctx: RunContext[Any], model: Any, settings: Mapping[str, object], messages: list[ModelMessage], **more: Any
 ) -> Request:
-    """Build a request with the facts of its run and its model."""
+    """Build a request with the facts of its run and its model, and with `more`."""
     return Request(
         messages=messages,
         session_id=session_of(ctx),
@@ -364,6 +374,7 @@ def run_request(
         learnt=None if is_durable(ctx) else WINDOWS.of(served),  # a replay may be in another process
         max_tokens=_positive(settings.get("max_tokens")),
         limit=_positive(getattr(ctx.usage_limits, "per_request_input_tokens_limit", None)),
+        **more,
     )
 
 

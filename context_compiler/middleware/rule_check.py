@@ -70,13 +70,13 @@ def missing_rules(
 
     Together with the rules that the view lists already, they may take the share of the room that is for rules.
     """
-    history, counter, limits = context.history, context.counter, context.limits(cycle)
-    listed = listed_rules(cycle, notes)
+    history, counter, listed = context.history, context.counter, listed_rules(cycle, notes)
     users = {rule.text for rule in (*context.rules, *context.found_rules.rules)}
     revoked = tuple(text for text in listed if text not in users)  # the application has withdrawn them
     missing = absent_rules(context.rules, sent)
     if not (missing or revoked) or not history.ids:
         return (), (), ""
+    limits = context.limits(cycle)
     most = (limits.room + limits.rules) // LARGE
     share = most - rules_cost([text for text in listed if text in users], counter)
     free = limits.budget - context.request.overhead - sent.tokens

@@ -202,7 +202,7 @@ async def test_an_error_repeated_in_one_request_is_reported_once(
 async def test_errors_of_requests_that_are_only_recorded_are_reported_once_too() -> None:
     store, errors = Unreadable(views="unreachable", save="unreachable"), list[Exception]()
     ours = compiler(budget=BUDGET, store=store, on_error=errors.append).recorder()
-    await run(Agent(TestModel(), capabilities=[ours]), "hello")
+    await run(Agent(TestModel(), capabilities=[ours]), "hello", conversation_id="known")
     assert set(store.calls) == {"views", "save"} and {str(error) for error in errors} == {"unreachable"}
 
 
