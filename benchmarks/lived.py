@@ -20,15 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from pydantic_ai.messages import (
-    ModelMessage,
-    ModelRequest,
-    ModelResponse,
-    TextPart,
-    ToolCallPart,
-    ToolReturnPart,
-)
-from pydantic_ai.models import Model
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from benchmarks import facts, recall
@@ -240,11 +232,6 @@ def script_of(turn: Turn, scenario: str, number: int) -> list[ModelMessage]:
     return [*script, ModelResponse(parts=[TextPart(turn.answer)], timestamp=turn.when)]
 
 
-def writer(name: str, recorded: Sequence[tuple[str, str]]) -> Model:
-    """Build the model that summarises: `good` answers with the recorded summaries, `bland` says nothing."""
-    return summariser(recorded) if name == "good" else FunctionModel(lambda *_: ModelResponse([TextPart(BLAND)]))
-
-
 def life_of(conversation: Conversation, compiler: ContextCompiler, *, scenario: str = "plain") -> Life:
     """Build the life of a conversation with this package; a tool session is replayed request by request."""
     if uses_tools(conversation):
@@ -263,13 +250,19 @@ async def ours(
     seed: int = recall.SEED,
     **settings: Any,
 ) -> Lived:
-    """Run a conversation with this package; `settings` are arguments of `ContextCompiler`."""
-    inner, began, calls = writer(model, data.summaries(conversation.name)), list[str](), 0
+    """Run a conversation with this package; `settings` are arguments of `ContextCompiler`.
+
+    The model that summarises answers with the recorded summaries if it is `good`, and says nothing if it is `bland`.
+    """
+    good = summariser(data.summaries(conversation.name)) if model == "good" else None
+    began, calls = list[str](), 0
 
     async def summarise(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         nonlocal calls
         calls += 1
-        return await inner.request(messages, info.model_settings, info.model_request_parameters)
+        if good is None:
+            return ModelResponse(parts=[TextPart(BLAND)])
+        return await good.request(messages, info.model_settings, info.model_request_parameters)
 
     compiler = ContextCompiler(
         budget=budget,
