@@ -135,10 +135,8 @@ class LastRequest(OneView):
 
     async def compiled(self, history: list[ModelMessage], tokens: int) -> str:
         """Text of the request, with a prompt for each user turn."""
-        sent, answers = (
-            "",
-            [part.content for message in history for part in message.parts if isinstance(part, TextPart)],
-        )
+        sent = ""
+        answers = [part.content for message in history for part in message.parts if isinstance(part, TextPart)]
 
         def answer(messages: list[ModelMessage], _: AgentInfo) -> ModelResponse:
             nonlocal sent

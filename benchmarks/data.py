@@ -64,7 +64,6 @@ TURNED = {
 
 FAST_ASKED = {"locomo": (1_000, 4_000)}
 FAST_LIVED = {"tau": (1_000,)}
-FAST_TURNED = {"tau": (1_000,)}
 FAST_SESSIONS = 4
 
 
@@ -100,7 +99,7 @@ class Data:
     @property
     def turn_by_turn(self) -> dict[str, tuple[int, ...]]:
         """Available sets that are run turn by turn, and their budgets."""
-        return self._there(FAST_TURNED if self.fast else TURNED) or {GENERATED: (1_000,)}
+        return self._there(FAST_LIVED if self.fast else TURNED) or {GENERATED: (1_000,)}
 
     def _there(self, sets: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         return {name: budgets for name, budgets in sets.items() if self.files(name)}

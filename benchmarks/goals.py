@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.measures.lived import PAIRED, SCENARIOS, TITLES, less_one_view, per_request
+from benchmarks.measures.lived import PAIRED, SCENARIOS, TITLES, held_share, less_one_view, per_request
 from benchmarks.recall import interval
 from benchmarks.results import Cell, Result
 from benchmarks.tables import markdown
@@ -60,10 +60,6 @@ def _measured(
                 yield f"{data} at {budget:,}", cell, known[cell], goal
 
 
-def _percent(groups: Any) -> float:
-    return 100 * interval(groups)[0]
-
-
 def _evidence(known: Known) -> Iterator[Row]:
     for measure, title, goals in (("evidence", "aware", EVIDENCE), ("evidence-blind", "blind", BLIND)):
         for what, _, value, goal in _measured(known, measure, "ours", goals):
@@ -74,7 +70,7 @@ def _evidence(known: Known) -> Iterator[Row]:
 
 def _lived(known: Known) -> Iterator[Row]:
     for what, _, value, goal in _measured(known, "lived", PAIRED, HELD):
-        yield _at_least(f"held when asked, live, {what}", _percent(value["held"]), goal)
+        yield _at_least(f"held when asked, live, {what}", held_share(value), goal)
         yield _parity(f"the same less one view, {what}", value)
     for scenario, budget in SCENARIOS.items():
         value = known.get(Cell("lived", PAIRED, f"locomo+{scenario}", budget))
@@ -84,21 +80,21 @@ def _lived(known: Known) -> Iterator[Row]:
                 cost, most = value["cost"] / value["whole"], value["one_shot_cost"] / value["whole"]
                 yield f"cost where {TITLES[scenario]}", f"≤ {most:.2f}, one view a request", f"{cost:.2f}", cost <= most
     for what, _, value, goal in _measured(known, "lived", PAIRED, UNASKED):
-        yield _at_least(f"held when nothing asks, live, {what}", _percent(value["unasked"]), goal)
+        yield _at_least(f"held when nothing asks, live, {what}", held_share(value, "unasked"), goal)
 
 
 def _dial(known: Known) -> Iterator[Row]:
     """Yield the goals for cost and evidence held at the settings of the live agent."""
     for what, cell, value, goal in _measured(known, "lived", PAIRED, TOKENS):
-        tokens, held = per_request(value), _percent(value["held"])
+        tokens, held = per_request(value), held_share(value)
         yield f"tokens a request, live, {what}", f"≤ {goal:,}", f"{tokens:,.0f}", tokens <= goal
         economy, bland = (known.get(replace(cell, approach=f"ours-live-{name}")) for name in ("economy", "bland"))
         if economy is not None:
-            share, less = per_request(economy) / tokens, held - _percent(economy["held"])
+            share, less = per_request(economy) / tokens, held - held_share(economy)
             yield f"economy, {what}: tokens", f"≤ {ECONOMY:.0%} of the default", f"{share:.0%}", share <= ECONOMY
             yield f"economy, {what}: held less", f"≤ {COSTS_LESS} points", f"{less:.1f}", less <= COSTS_LESS
         if bland is not None:
-            less = held - _percent(bland["held"])
+            less = held - held_share(bland)
             yield f"bland summaries, {what}: held less", f"≤ {BLAND} points", f"{less:.1f}", less <= BLAND
 
 
@@ -128,7 +124,7 @@ def _requests(known: Known) -> Iterator[Row]:
     value = known.get(Cell("sessions", "ours-live", "tau", 1_000))
     if value is not None:
         for name, (field, goal) in SMALL_REFERENCES.items():
-            groups = [group for group in value[field] if group]
-            yield _at_least(f"references, live, {name}, tau at 1,000", _percent(groups), goal)
+            share = 100 * interval([group for group in value[field] if group])[0]
+            yield _at_least(f"references, live, {name}, tau at 1,000", share, goal)
         cost = value["relative"]
         yield "cost with a prompt cache, tau at 1,000", f"≤ {SMALL_COST}", f"{cost:.3f}", cost <= SMALL_COST

@@ -50,6 +50,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from benchmarks import recall
 from benchmarks.command import arguments, machine
 from benchmarks.data import GENERATED, Data, at_hand
+from benchmarks.peers.baselines import same
 from benchmarks.tables import markdown
 from context_compiler import ContextCompiler
 from context_compiler.middleware import respond
@@ -92,36 +93,26 @@ def ways(folder: Path) -> dict[str, Callable[[], list[Any]]]:
     """Return the ways to send a history, by name, as functions that build their capabilities."""
     ways: dict[str, Callable[[], list[Any]]] = {
         "the host alone": list,
-        "ProcessHistory doing nothing": lambda: [ProcessHistory(_same)],
+        "ProcessHistory doing nothing": lambda: [ProcessHistory(same)],
         "ours, raw sent": lambda: [_ours(folder / "raw.db", RAW)],
         "ours, raw sent, record off": lambda: [_ours(None, RAW, record="off")],
         f"ours, a view of {VIEW:,} tokens": lambda: [_ours(folder / "view.db", VIEW)],
     }
-    ways |= _peers()
-    return ways
-
-
-def _same(messages: list[ModelMessage]) -> list[ModelMessage]:
-    return messages
-
-
-def _ours(store: Path | None, budget: int, **more: Any) -> ContextCompiler:
-    return ContextCompiler("extractive", budget=budget, model="none", store=store, system=None, **more)
-
-
-def _peers() -> dict[str, Callable[[], list[Any]]]:
-    windows: dict[str, Callable[[], list[Any]]] = {}
     with suppress(ImportError):
         summarization = import_module("pydantic_ai_summarization")
-        windows["summarization-pydantic-ai, sliding window"] = lambda: [
+        ways["summarization-pydantic-ai, sliding window"] = lambda: [
             summarization.SlidingWindowCapability(trigger=("tokens", VIEW), keep=("tokens", VIEW // 2))
         ]
     with suppress(ImportError):
         harness = import_module("pydantic_ai_harness.compaction")
-        windows["harness, sliding window"] = lambda: [
+        ways["harness, sliding window"] = lambda: [
             harness.SlidingWindowCompaction(max_tokens=VIEW, keep_tokens=VIEW // 2)
         ]
-    return windows
+    return ways
+
+
+def _ours(store: Path | None, budget: int, **more: Any) -> ContextCompiler:
+    return ContextCompiler("extractive", budget=budget, model="none", store=store, system=None, **more)
 
 
 async def measured(count: int, folder: Path, repeat: int) -> list[Row]:

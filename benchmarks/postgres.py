@@ -15,8 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +29,6 @@ from tests.support.postgres import Cluster
 SAFE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on", "autovacuum": "on"}
 TURNS = 5
 """Requests of each session of a process."""
-
-
-@contextmanager
-def own_cluster() -> Generator[Cluster]:
-    cluster = Cluster(None, None, **SAFE)
-    cluster.start()
-    try:
-        yield cluster
-    finally:
-        cluster.remove()
 
 
 async def saves(url: str, folder: Path, messages: int, requests: int) -> tuple[dict[str, list[float]], int]:
@@ -115,7 +105,11 @@ def main() -> None:
     if place:
         asyncio.run(write(place, process, options["sessions"]))
         return
-    with own_cluster() as cluster, tempfile.TemporaryDirectory() as folder:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        cluster = Cluster(None, None, **SAFE)
+        cluster.start()
+        stack.callback(cluster.remove)
         asyncio.run(measure(cluster, Path(folder), **options))
 
 

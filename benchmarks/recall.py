@@ -13,7 +13,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic_ai.messages import CachePoint, ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
-
-from context_compiler.tokens import TokenCounter
 
 NEUTRAL = "Go on."
 """Last prompt if no question is asked."""
@@ -34,9 +32,6 @@ GRAM = 5
 ENOUGH = 0.8
 DRAWS, SEED = 2_000, 7
 FIRST_DAY = datetime(2024, 1, 1, tzinfo=UTC)
-
-Fill = Callable[[Sequence[ModelMessage], int], Sequence[ModelMessage]]
-"""Function under test: turns a history that ends with a prompt, and a budget, into the messages of a view."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,23 +199,6 @@ def score(question: Question, view: str, *, whole: bool) -> float:
         for text in question.evidence
     ]
     return sum(hits) / len(hits)
-
-
-def measured(conversation: Conversation, budget: int, fill: Fill, *, blind: bool, counter: TokenCounter) -> list[float]:
-    """Return the evidence recall of every question about a conversation; `budget` excludes the question's tokens."""
-
-    def view(prompt: str, stop: int | None) -> str:
-        return shown(fill(asked(conversation, prompt, stop), budget + counter.text(prompt) + 4))
-
-    blind_view = view(NEUTRAL, None) if blind else None
-    return [
-        score(
-            question,
-            view(question.text, question.stop) if blind_view is None else blind_view,
-            whole=conversation.whole,
-        )
-        for question in conversation.questions
-    ]
 
 
 def interval(groups: Sequence[Sequence[float]]) -> tuple[float, float, float]:

@@ -72,14 +72,20 @@ def percent(groups: Sequence[Sequence[float]], sign: str = "") -> str:
     return f"{mean:{sign}.1f} [{low:{sign}.0f}, {high:{sign}.0f}]" if len(groups) > 1 else f"{mean:{sign}.1f}"
 
 
-def ranked(results: Sequence[Result], shown: Callable[[Value], str]) -> str:
-    """Format a table of approaches by budget, with the reasons for dashes below."""
+def ranked(
+    results: Sequence[Result],
+    shown: Callable[[Value], str],
+    *,
+    above: tuple[str, str, Callable[[Value], str]] | None = None,
+) -> str:
+    """Format a table of approaches by budget, with the reasons for dashes below; `above` is a first row."""
     budgets = sorted({result.cell.budget for result in results})
     values = {(result.cell.approach, result.cell.budget): result.value for result in results}
     names = [name for name in HOMES if any(name == approach for approach, _ in values)]
+    lines = [*([above] if above is not None else []), *((named(name), name, shown) for name in names)]
     rows = [
-        [named(name), *(shown(value) if (value := values.get((name, budget))) else DASH for budget in budgets)]
-        for name in names
+        [head, *(cell(value) if (value := values.get((name, budget))) else DASH for budget in budgets)]
+        for head, name, cell in lines
     ]
     return markdown(["", *(f"{budget:,} tokens" for budget in budgets)], rows) + reasons(results)
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from context_compiler.middleware import store_access
 from context_compiler.middleware.windows import WINDOWS
-from context_compiler.record.store import SQLiteStore, open_place
+from context_compiler.record.store import SQLiteStore, open_place, open_store
 from tests.support.slow import function_name, only_slow, served, slow_names
 
 QUICK = "not slow"
@@ -100,10 +101,12 @@ def data_folder() -> Path:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records that wait for another process that is writing, but not as long as they do by default."""
-    for function in (SQLiteStore.__init__, open_place):
-        monkeypatch.setitem(function.__kwdefaults__, "busy_timeout_ms", 100)
+def impatient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records that wait for another process that is writing, but not as long as they do by default; in milliseconds."""
+    patience = getattr(request, "param", 100)
+    for function in (SQLiteStore.__init__, open_place, open_store):
+        monkeypatch.setitem(function.__kwdefaults__, "busy_timeout_ms", patience)
+    monkeypatch.setattr(store_access, "BUSY_TIMEOUT_MS", patience)
 
 
 @pytest.fixture

@@ -9,19 +9,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults, ModelRetry
 from pydantic_ai.exceptions import AgentRunError, ApprovalRequired, ModelHTTPError
-from pydantic_ai.messages import (
-    ModelMessage,
-    ModelRequest,
-    ModelResponse,
-    TextPart,
-    ToolCallPart,
-    UserPromptPart,
-)
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, UserPromptPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from benchmarks.campaign.case import Case
@@ -444,7 +438,8 @@ class Conversation:
             )
         given = self._window()
         before, were = plain(given), list(given)
-        way = self.random.choice((_run, _run, _stream, _steps)) if kind == "text" and not deferred else _run
+        ways = (Agent.run, Agent.run, _stream, _steps)
+        way: Any = self.random.choice(ways) if kind == "text" and not deferred else Agent.run
         self.way = way
         try:
             result = await way(agent, prompt, message_history=given, conversation_id=self.session)
@@ -461,7 +456,9 @@ class Conversation:
         self._check_untouched(given, were, before, result)
         if result is not None:
             self.history = result.all_messages()
-            self._check_said(marker, prompt)
+            parts = [part for message in self.history for part in message.parts if isinstance(part, UserPromptPart)]
+            said = any(part.content == prompt for part in parts)
+            self.case.check(said, "changed transcripts", f"{marker} is not in all_messages")
         await self._check_requests(strict, prompt)
         for number, (sent, view) in enumerate(zip(strict.sent, self.turn.views, strict=False)):
             at = f"{self.describe()}request {number + 1}, {view.status}: "
@@ -549,12 +546,6 @@ class Conversation:
             self.case.check(
                 kept == want, "changed transcripts", lambda: f"{self.describe()}all_messages: {difference(want, kept)}"
             )
-
-    def _check_said(self, marker: str, prompt: Any) -> None:
-        said = [part for message in self.history for part in message.parts if part.part_kind == "user-prompt"]
-        self.case.check(
-            any(part.content == prompt for part in said), "changed transcripts", f"{marker} is not in all_messages"
-        )
 
     async def _check_requests(self, strict: StrictModel, prompt: Any) -> None:
         turn, case = self.turn, self.case
@@ -744,27 +735,11 @@ def _begins_turn(message: ModelMessage) -> bool:
     )
 
 
-async def _run(agent: Agent[Any, Any], prompt: Any, **given: Any) -> Any:
-    return await agent.run(prompt, **given)
-
-
 async def _stream(agent: Agent[Any, Any], prompt: Any, **given: Any) -> Any:
     async with agent.run_stream(prompt, **given) as stream:
         await stream.get_output()
-        return Streamed(stream)
-
-
-class Streamed:
-    """Result of a streamed run."""
-
-    output: Any = None
-
-    def __init__(self, stream: Any) -> None:
-        self._messages = stream.all_messages()
-
-    def all_messages(self) -> list[ModelMessage]:
-        """Return the history."""
-        return self._messages
+        messages = stream.all_messages()
+    return SimpleNamespace(output=None, all_messages=lambda: messages)
 
 
 async def _steps(agent: Agent[Any, Any], prompt: Any, **given: Any) -> Any:

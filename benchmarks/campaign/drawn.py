@@ -163,8 +163,7 @@ class Drawn:
         for turn in range(turns):
             given: dict[str, Any] = {"run_id": f"old-{turn}"} if stamped else {}
             system = [SystemPromptPart("You are of help.")] if turn == 0 and self.sometimes(0.3) else []
-            marker, prompt = self.prompt()
-            del marker
+            _, prompt = self.prompt()
             found.append(ModelRequest(parts=[*system, UserPromptPart(prompt, timestamp=when)], **given))
             for _ in range(self.random.choice((0, 0, 1, 1, 2, 4))):
                 found += self.exchange(given)

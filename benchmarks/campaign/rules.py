@@ -99,14 +99,7 @@ def check_rules(
 ) -> None:
     """Check that a request contains every rule, and none more often than it was given.
 
-    Args:
-        case: The case.
-        at: The request, for a fault.
-        rules: Rules in force; one without positions is declared.
-        messages: The request.
-        drops: What its view leaves out.
-        room: Tokens for messages.
-        free: Tokens that the request leaves of its budget.
+    A rule without positions is declared; `room` is tokens for messages, `free` what the request leaves of its budget.
     """
     texts = "\n".join(text for message in messages for part in message.parts for text in part_texts(part))
     shown = _ELSEWHERE.sub("", texts)

@@ -14,7 +14,6 @@ from pydantic_ai.messages import (
     ModelMessagesTypeAdapter,
     ModelRequest,
     ModelResponse,
-    TextContent,
     TextPart,
     ToolCallPart,
     UserPromptPart,
@@ -59,7 +58,8 @@ class Sent:
     @property
     def prompts(self) -> list[str]:
         """Every text that the user wrote."""
-        return [text for message in self.messages for part in message.parts for text in _user_texts(part)]
+        parts = [part for message in self.messages for part in message.parts if isinstance(part, UserPromptPart)]
+        return [text for part in parts for text in part_texts(part)]
 
 
 @dataclass
@@ -158,19 +158,8 @@ def _without_notes(messages: Sequence[ModelMessage]) -> list[ModelMessage]:
 def part_texts(part: Any) -> list[str]:
     """Return the texts of a part."""
     content = getattr(part, "content", "")
-    pieces = content if isinstance(content, list) else [content]
+    pieces = content if isinstance(content, list | tuple) else [content]
     return [text for piece in pieces if isinstance(text := getattr(piece, "content", piece), str)]
-
-
-def _user_texts(part: Any) -> Iterator[str]:
-    if part.part_kind != "user-prompt":
-        return
-    pieces: Any = [part.content] if isinstance(part.content, str) else part.content
-    for piece in pieces:
-        if isinstance(piece, str):
-            yield piece
-        elif isinstance(piece, TextContent):
-            yield piece.content
 
 
 def refusals(messages: Sequence[ModelMessage], *, shared: str = "") -> Iterator[str]:

@@ -82,12 +82,4 @@ def _table(kind: str, known: Mapping[str, Mapping[str, Any]]) -> str:
     return markdown(("", *known), [*rows, *questions])
 
 
-MEASURES = (
-    Measure(
-        name=NAME,
-        title="What each feature and sign adds",
-        cells=cells,
-        run=run,
-        tables=tables,
-    ),
-)
+MEASURES = (Measure(name=NAME, title="What each feature and sign adds", cells=cells, run=run, tables=tables),)

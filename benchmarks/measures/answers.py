@@ -7,19 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydantic_ai.messages import ModelMessage
-
 from benchmarks import recall
 from benchmarks.answering import answering, available, contains, f1
 from benchmarks.approaches import Approach
 from benchmarks.data import GENERATED, Data
 from benchmarks.measures import Measure
-from benchmarks.measures.evidence import viewing
-from benchmarks.peers.baselines import READER, oracle
-from benchmarks.recall import Conversation, Question, interval
+from benchmarks.measures.evidence import request, viewing
+from benchmarks.recall import interval
 from benchmarks.results import Cell, Result
 from benchmarks.tables import markdown, named, percent, reasons
-from context_compiler.middleware.replay import View
 
 NAME = "answers"
 BUDGETS = (200, 400, 1_000, 2_000, 4_000)
@@ -62,21 +58,13 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
         for question in conversation.questions:
             if question.kind in LEFT_OUT or not question.answer:
                 continue
-            messages = asyncio.run(_request(conversation, question, cell.budget, approach, view))
+            _, messages = asyncio.run(request(conversation, question, cell.budget, approach, view))
             said = answer(messages, question.text, len(question.answer.split()) > FEW)
             held = recall.score(question, recall.shown(messages), whole=conversation.whole)
             scores.append((f1(said, question.answer), contains(said, question.answer), held))
         for field, column in zip(value, zip(*scores, strict=True) if scores else ((), (), ()), strict=True):
             value[field].append(list(column))
     return value
-
-
-async def _request(
-    conversation: Conversation, question: Question, budget: int, approach: Approach, view: View
-) -> Sequence[ModelMessage]:
-    """Return the request that asks a question."""
-    view = oracle(question.evidence) if approach.knows else view
-    return await view(recall.asked(conversation, question.text), budget + READER.counter.text(question.text) + 4)
 
 
 HEAD = (
@@ -135,12 +123,4 @@ def _told(data: str, values: Values) -> str:
     )
 
 
-MEASURES = (
-    Measure(
-        name=NAME,
-        title="Answers of small models",
-        cells=cells,
-        run=run,
-        tables=tables,
-    ),
-)
+MEASURES = (Measure(name=NAME, title="Answers of small models", cells=cells, run=run, tables=tables),)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart
@@ -18,9 +19,9 @@ from benchmarks.approaches import Approach, attached
 from benchmarks.data import Data
 from benchmarks.measures import Measure, grid
 from benchmarks.peers.baselines import READER, oracle, price
-from benchmarks.recall import Conversation
+from benchmarks.recall import Conversation, Question
 from benchmarks.results import Cell, Result
-from benchmarks.tables import by_set, lines_of, ranked
+from benchmarks.tables import by_set, lines_of, percent, ranked
 from context_compiler.cli.drawing import Panel
 from context_compiler.middleware.replay import View
 
@@ -35,7 +36,7 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
         view = viewing(approach, conversation, cell.budget, data)
         if isinstance(view, str):
             return view
-        groups.append(_scores(conversation, cell, approach, view, over))
+        groups.append(asyncio.run(_scores(conversation, cell, approach, view, over)))
     return {"groups": groups, "over": sum(share > 1 for share in over) / len(over), "worst": max(over)}
 
 
@@ -46,9 +47,7 @@ def viewing(approach: Approach, conversation: Conversation, budget: int, data: D
     if approach.knows:
         return oracle(())
     if approach.summarising is not None and (recorded := data.summaries(conversation.name)):
-        model = summariser(recorded)
-        making = approach.summarising
-        return attached(lambda budget: making(model, budget))
+        return attached(partial(approach.summarising, summariser(recorded)))
     return approach.dashes.get("view", "cannot make one view")
 
 
@@ -65,25 +64,28 @@ def summariser(recorded: Sequence[tuple[str, str]]) -> FunctionModel:
     return FunctionModel(answer)
 
 
-def _scores(conversation: Conversation, cell: Cell, approach: Approach, view: View, over: list[float]) -> list[float]:
-    def measured(part: Conversation, view: View) -> list[float]:
-        async def viewed(messages: Sequence[ModelMessage], budget: int) -> Sequence[ModelMessage]:
-            return await view(list(messages), budget)
-
-        def filled(messages: Sequence[ModelMessage], budget: int) -> Sequence[ModelMessage]:
-            sent = asyncio.run(viewed(messages, budget))
+async def _scores(
+    conversation: Conversation, cell: Cell, approach: Approach, view: View, over: list[float]
+) -> list[float]:
+    """Return the recall of every question, and note the size of every view in budgets; blind, one view is for all."""
+    scores: list[float] = []
+    blind, sent = cell.measure == BLIND, list[ModelMessage]()
+    for question in conversation.questions:
+        if not (blind and sent) or approach.knows:
+            prompt = replace(question, text=recall.NEUTRAL, stop=None) if blind else question
+            budget, sent = await request(conversation, prompt, cell.budget, approach, view)
             over.append(price(sent) / budget)
-            return sent
+        scores.append(recall.score(question, recall.shown(sent), whole=conversation.whole))
+    return scores
 
-        return recall.measured(part, cell.budget, filled, blind=cell.measure == BLIND, counter=READER.counter)
 
-    if not approach.knows:
-        return measured(conversation, view)
-    return [
-        score
-        for question in conversation.questions
-        for score in measured(replace(conversation, questions=(question,)), oracle(question.evidence))
-    ]
+async def request(
+    conversation: Conversation, question: Question, room: int, approach: Approach, view: View
+) -> tuple[int, Sequence[ModelMessage]]:
+    """Return the budget and the messages of the request that asks a question; `room` excludes the question's tokens."""
+    budget = room + READER.counter.text(question.text) + 4
+    view = oracle(question.evidence) if approach.knows else view
+    return budget, await view(recall.asked(conversation, question.text, question.stop), budget)
 
 
 def tables(results: Sequence[Result]) -> dict[str, str]:
@@ -93,9 +95,7 @@ def tables(results: Sequence[Result]) -> dict[str, str]:
 
 
 def _shown(value: Mapping[str, Any]) -> str:
-    mean, low, high = (100 * one for one in recall.interval(value["groups"]))
-    over = f", {value['over']:.0%} over" if value["over"] else ""
-    return f"{mean:.1f} [{low:.0f}, {high:.0f}]{over}"
+    return percent(value["groups"]) + (f", {value['over']:.0%} over" if value["over"] else "")
 
 
 def panels(results: Sequence[Result]) -> list[Panel]:

@@ -16,7 +16,7 @@ from benchmarks.measures import Measure, grid
 from benchmarks.peers.ours import LIVE
 from benchmarks.recall import interval
 from benchmarks.results import Cell, Result
-from benchmarks.tables import DASH, by_set, columns_of, line_name, lines_of, markdown, named, part, percent, reasons
+from benchmarks.tables import DASH, by_set, columns_of, line_name, lines_of, markdown, part, percent, ranked
 from context_compiler.cli.drawing import Line, Panel
 from context_compiler.cli.text import plural
 
@@ -27,6 +27,12 @@ PEERS = (
 ).split()
 PAIRED = "ours-live"
 """Approach for which one-shot views are made; the points are the same for all."""
+ONE_VIEW: tuple[str, str, Callable[[Mapping[str, Any]], str]] = (
+    "one view at the same points",
+    PAIRED,
+    lambda value: percent(value["one_shot"]),
+)
+"""Title of the row of these views, and how it is read from the results of `PAIRED`."""
 SCENARIOS = {"tools1": 2_000, "tools5": 2_000, "toolask": 2_000, "output": 2_000, "everyasks": 4_000}
 """Other scenarios for LoCoMo, and the budgets at which they run."""
 TITLES = {
@@ -89,7 +95,7 @@ def tables(results: Sequence[Result]) -> dict[str, str]:
     plain = [result for result in results if "+" not in result.cell.data]
     tables = {f"{NAME}-sample": _sample(plain)}
     for name, of_set in by_set(plain).items():
-        tables[f"{NAME}-{name}"] = _held(of_set)
+        tables[f"{NAME}-{name}"] = ranked(of_set, lambda value: percent(value["held"]), above=ONE_VIEW)
         for budget in sorted({result.cell.budget for result in of_set}):
             rows = [result for result in of_set if result.cell.budget == budget]
             tables[f"{NAME}-{name}-{budget}"] = columns_of(_compared(rows), COLUMNS)
@@ -97,17 +103,6 @@ def tables(results: Sequence[Result]) -> dict[str, str]:
         rows = [[figure(result) for figure in SCENARIO_COLUMNS.values()] for result in scenarios]
         tables[f"{NAME}-scenarios"] = markdown([*SCENARIO_COLUMNS], rows)
     return tables
-
-
-def _held(results: Sequence[Result]) -> str:
-    budgets = sorted({result.cell.budget for result in results})
-    values = {(result.cell.approach, result.cell.budget): result.value for result in results}
-    rows: list[list[str]] = []
-    for field, names in (("one_shot", (PAIRED,)), ("held", dict.fromkeys(result.cell.approach for result in results))):
-        for name in names:
-            cells = [percent(value[field]) if (value := values.get((name, budget))) else DASH for budget in budgets]
-            rows.append(["one view at the same points" if field == "one_shot" else named(name), *cells])
-    return markdown(["", *(f"{budget:,} tokens" for budget in budgets)], rows) + reasons(results)
 
 
 def _sample(results: Sequence[Result]) -> str:
@@ -124,19 +119,14 @@ def _sample(results: Sequence[Result]) -> str:
 def _compared(results: Sequence[Result]) -> list[Result]:
     """Add the difference to one view to the results of a set and budget, and whether they are ours."""
     paired = next((result.value for result in results if result.cell.approach == PAIRED), None)
-    return [
-        result
-        if (value := result.value) is None
-        else replace(
-            result,
-            value={
-                **value,
-                "less": less_one_view(value, paired) if paired is not None else [],
-                "ours": result.cell.approach in LIVE,
-            },
-        )
-        for result in results
-    ]
+    compared: list[Result] = []
+    for result in results:
+        value = result.value
+        if value is not None:
+            less = less_one_view(value, paired) if paired is not None else []
+            value = {**value, "less": less, "ours": result.cell.approach in LIVE}
+        compared.append(replace(result, value=value))
+    return compared
 
 
 COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
@@ -199,7 +189,7 @@ def _points(results: Sequence[Result], approach: str, data: str) -> list[tuple[i
 def _with_one_view(panel: Panel, results: Sequence[Result]) -> Panel:
     points = _points(results, PAIRED, panel.title)
     xs, ys = [budget for budget, _ in points], [held_share(value, "one_shot") for _, value in points]
-    line = Line(name="one view at the same points", x=xs, y=ys, dashed=True)
+    line = Line(name=ONE_VIEW[0], x=xs, y=ys, dashed=True)
     name = TITLES_OF_SETS.get(panel.title, panel.title).replace("`", "")
     return Panel(title=name, x=panel.x, y=panel.y, lines=[*panel.lines, line], log_x=True, ticks=panel.ticks)
 

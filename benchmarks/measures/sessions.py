@@ -70,12 +70,8 @@ def stored(messages: Sequence[ModelMessage]) -> list[tuple[str, ...]]:
     """Return the ids of a whole history: as recorded, and as the host alone stores it (adjacent messages joined)."""
     last = request_points(messages)[-1]
     host = LiveSession([])
-    asyncio.run(_request(host, messages[:last]))
+    asyncio.run(host.request(messages[:last]))
     return [names(messages[:last]), names(host.stored)]
-
-
-async def _request(session: LiveSession, messages: Sequence[ModelMessage]) -> None:
-    await session.request(messages)
 
 
 class Kept:

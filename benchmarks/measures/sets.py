@@ -9,14 +9,15 @@ from typing import Any
 
 from pydantic_ai.messages import ModelMessage
 
-from benchmarks import facts, recall
+from benchmarks import recall
 from benchmarks.approaches import HOMES, Approach
 from benchmarks.data import GENERATED, LABELLED, LIVED, Data
 from benchmarks.fitting import fitted_without
+from benchmarks.lived import evidence
 from benchmarks.measures import Measure, grid
 from benchmarks.peers.baselines import READER, chosen, price, text
 from benchmarks.results import Cell, Result
-from benchmarks.tables import markdown, named
+from benchmarks.tables import DASH, markdown, named, percent
 
 NAME = "sets"
 COMPARED = ("ours", "ours-unseen", "tail", "bm25", "bm25-3", "oracle")
@@ -39,8 +40,7 @@ def _groups(cell: Cell, approach: Approach, data: Data) -> Iterator[list[float]]
             messages = recall.asked(conversation, question.text, question.stop)
             budget = cell.budget + READER.one(messages[-1]).tokens
             shown = recall.shown(asyncio.run(_view(approach, messages, budget, question.evidence)))
-            held = facts.held(question, shown) if cell.data in LIVED else None
-            scores.append(recall.score(question, shown, whole=conversation.whole) if held is None else held)
+            scores.append(evidence(conversation, question, shown))
         yield scores
 
 
@@ -64,7 +64,7 @@ def tables(results: Sequence[Result]) -> dict[str, str]:
             data,
             f"{budget:,}",
             _asked(values, data, budget),
-            *(_shown(values.get((data, budget, name))) for name in names),
+            *(percent(value["groups"]) if (value := values.get((data, budget, name))) else DASH for name in names),
         ]
         for data, budget in sorted({key[:2] for key in values}, key=lambda key: (order.index(key[0]), key[1]))
     ]
@@ -76,19 +76,4 @@ def _asked(found: Mapping[tuple[str, int, str], Mapping[str, Any] | None], data:
     return " to ".join(map(str, sorted(counts)))
 
 
-def _shown(value: Mapping[str, Any] | None) -> str:
-    if value is None:
-        return "–"
-    mean, low, high = (100 * one for one in recall.interval(value["groups"]))
-    return f"{mean:.1f} [{low:.0f}, {high:.0f}]"
-
-
-MEASURES = (
-    Measure(
-        name=NAME,
-        title="Evidence on every labelled set",
-        cells=cells,
-        run=run,
-        tables=tables,
-    ),
-)
+MEASURES = (Measure(name=NAME, title="Evidence on every labelled set", cells=cells, run=run, tables=tables),)

@@ -184,6 +184,7 @@ async def test_a_missing_template_is_reported_and_the_chat_continues(tmp_path: P
             assert (await tab.until("done", 2))["status"] == "raw"
 
 
+@pytest.mark.parametrize("impatient", [2_000], indirect=True)  # longer than a request waits for the record
 @pytest.mark.usefixtures("impatient")
 async def test_a_record_locked_by_another_process_is_reported_and_nothing_is_lost(tmp_path: Path) -> None:
     with serving(chat_app(tmp_path)) as address:
@@ -198,8 +199,9 @@ async def test_a_record_locked_by_another_process_is_reported_and_nothing_is_los
                 other.execute("ROLLBACK")
             assert done["error"] == "" and done["sent"] > 0
             store = SQLiteStore(tmp_path / "context.db")
-            while len(await store.views("main")) < 2:  # it is recorded behind the answer
-                await asyncio.sleep(0.05)
+            async with asyncio.timeout(300):
+                while len(await store.views("main")) < 2:  # it is recorded behind the answer
+                    await asyncio.sleep(0.05)
             await tab.say("After the lock.")
             assert (await tab.until("done", 3))["request"] is not None
             page = await tab.page()

@@ -174,17 +174,25 @@ def test_a_named_message_tells_which_request_lost_its_last_words(house: tuple[Te
     assert f"Request {gone['first']} (turn {gone['turns'][0]})" in told
 
 
-def test_a_fact_leads_to_the_request_that_lost_it_and_says_why_it_came_back(house: tuple[TestClient, Path]) -> None:
+def test_a_fact_leads_to_the_request_that_lost_it_and_says_why_it_came_back(tmp_path: Path) -> None:
+    with pages_of(tmp_path / "context.db", SAID, budget=450) as client:
+        page = client.get("/api/sessions/1/fact", params={"q": "painter"}).json()
+        shown = client.get("/sessions/1/fact", params={"q": "painter"}).text
+    *_, again, gone = page["stretches"]
+    assert again["reason"] == "said again in turn 19" and "(said again in turn 19) it was sent" in page["answer"]
+    assert not gone["forms"] and [mention["lost"] for mention in page["mentions"]] == [gone["first"], gone["first"]]
+    assert re.findall(r'href="(/requests/\d+/why\?message=\w+)"', shown) == [
+        f"/requests/{gone['first']}/why?message={message}" for message in ("m0", "m36")
+    ]
+
+
+def test_a_fact_that_is_quoted_when_its_message_leaves_has_lost_nothing(house: tuple[TestClient, Path]) -> None:
     client, _ = house
     page = client.get("/api/sessions/1/fact", params={"q": "painter"}).json()
-    _, quoted, gone, again, _ = page["stretches"]
-    assert again["reason"] == "said again in turn 19" and "(said again in turn 19) it was sent" in page["answer"]
-    assert [mention["lost"] for mention in page["mentions"]] == [gone["first"], 0]
+    _, quoted, again, _ = page["stretches"]
+    assert again["reason"] == "said again in turn 19" and [mention["lost"] for mention in page["mentions"]] == [0, 0]
     shown = client.get("/sessions/1/fact", params={"q": "painter"}).text
-    assert re.findall(r'href="(/requests/\d+/why\?message=\w+)"', shown) == [
-        f"/requests/{gone['first']}/why?message=m0"
-    ]
-    assert f"its message left the view at request {quoted['first']}" in shown
+    assert f"its message left the view at request {quoted['first']}" in shown and "/why?message=" not in shown
 
 
 def test_a_rule_stays_when_its_message_leaves(house: tuple[TestClient, Path]) -> None:
