@@ -236,10 +236,7 @@ def script_of(turn: Turn, scenario: str, number: int) -> list[ModelMessage]:
 
 
 def writer(name: str, recorded: Sequence[tuple[str, str]]) -> Model:
-    """Build the model that summarises, by its name.
-
-    `good` answers with the recorded summaries, and `bland` says nothing.
-    """
+    """Build the model that summarises: `good` answers with the recorded summaries, `bland` and `none` say nothing."""
     if name in ("none", "bland"):
         return FunctionModel(lambda *_: ModelResponse([TextPart(BLAND)]))
     if name in LOCAL:

@@ -29,9 +29,8 @@ SIGNS = (selection.CHAT, selection.TALK, selection.BOTH)
 
 
 def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
-    return [
-        Cell(NAME, "ours", chosen, min(budgets)) for chosen, budgets in data.labelled.items() if "ours" in approaches
-    ]
+    sets = data.labelled.items() if "ours" in approaches else ()
+    return [Cell(NAME, "ours", name, min(budgets)) for name, budgets in sets]
 
 
 def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
@@ -58,11 +57,11 @@ def _signs(name: str, data: Data) -> dict[str, float]:
 
 
 def _unasked(name: str, data: Data) -> float:
-    found: list[float] = []
-    for conversation in data.conversations(name)[:CHATS]:
-        view = asyncio.run(one_shot(recall.asked(conversation, recall.NEUTRAL), UNASKED[name]))
-        found += [recall.score(one, recall.shown(view), whole=conversation.whole) for one in conversation.questions]
-    return fmean(found)
+    held: list[float] = []
+    for chat in data.conversations(name)[:CHATS]:
+        view = asyncio.run(one_shot(recall.asked(chat, recall.NEUTRAL), UNASKED[name]))
+        held += [recall.score(question, recall.shown(view), whole=chat.whole) for question in chat.questions]
+    return fmean(held)
 
 
 def tables(results: Sequence[Result]) -> dict[str, str]:

@@ -149,12 +149,8 @@ def _cost(value: Mapping[str, Any]) -> str:
     return f"{cost}; one view a request {once / value['whole']:.2f}" if once else cost
 
 
-def _scenario(name: str) -> str:
-    return TITLES.get(name) or f"summaries by `{name}`"
-
-
 SCENARIO_COLUMNS: dict[str, Callable[[Any], str]] = {
-    "": lambda result: _scenario(result.cell.data.partition("+")[2]),
+    "": lambda result: TITLES.get(name := result.cell.data.partition("+")[2], f"summaries by `{name}`"),
     "budget": lambda result: f"{result.cell.budget:,}",
     "held, %": lambda result: percent(result.value["held"]),
     "one view, %": lambda result: f"{100 * fmean(sum(result.value['one_shot'], [])):.1f}",
