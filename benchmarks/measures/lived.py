@@ -69,10 +69,8 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
     }
     lives: list[Lived] = []
     for conversation in conversations(data, name, cell.budget):
-        if model:
-            lived = asyncio.run(ours(conversation, cell.budget, data, **settings))
-        else:
-            lived = asyncio.run(a_peer(conversation, cell.budget, data, approach))
+        chosen = conversation, cell.budget, data
+        lived = asyncio.run(ours(*chosen, **settings) if model else a_peer(*chosen, approach))
         if isinstance(lived, str):
             return lived
         lives.append(lived)
