@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from itertools import groupby
 from typing import Any, cast
 
@@ -181,15 +182,23 @@ def snapshot(messages: Sequence[ModelMessage]) -> str:
 
 
 def _deep(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: _deep(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"": type(value).__qualname__, **fields}
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    names = _fields(type(value))
+    if names is not None:
+        return {"": type(value).__qualname__, **{name: _deep(getattr(value, name)) for name in names}}
     if isinstance(value, Mapping):
         pairs = cast(Mapping[object, object], value)
         return {f"{key!r}": _deep(inner) for key, inner in pairs.items()}
     if isinstance(value, (list, tuple)):
         return [_deep(inner) for inner in cast(Sequence[object], value)]
-    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
+    return repr(value)
+
+
+@cache
+def _fields(kind: type[Any]) -> tuple[str, ...] | None:
+    """Names of the fields of a dataclass; None for another type."""
+    return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
 
 
 _counter = TokenCounter()
