@@ -39,6 +39,7 @@ from context_compiler import ContextCompiler, MemoryStore, Money, Recall, SQLite
 from context_compiler.compiler.reasons import PIN_WAITS
 from context_compiler.errors import SettingsError, StoreError, TemplateError
 from context_compiler.messages.bodies import load_messages
+from context_compiler.recall.terms import prose
 from context_compiler.record.values import positions_of
 from context_compiler.tokens.prices import price_of
 from tests.support.wordings import TOO_LONG
@@ -628,7 +629,7 @@ class Conversation:
         case.check(EVALUATED not in str(sent.messages), "templates run on what was said", at)
 
     async def _check_values(self, at: str, sent: Sent, view: View, prompt: str) -> None:
-        """Check that what the package adds shows a replaced value only if the newest is in the request too."""
+        """Check that a replaced value is added only beside the newest; the middle of a long prompt replaces nothing."""
         tip = view.record.raw_tip if view.record else None
         whole = [*self.history, *(load_messages(await self.store.chain(tip)) if tip else ())]
         raw = {text for message in whole for part in message.parts for text in part_texts(part)}
@@ -641,9 +642,9 @@ class Conversation:
             for part in message.parts
             if isinstance(part, UserPromptPart)
             for text in part_texts(part)
-            for pair in LOCKERS.findall(text)
+            for pair in LOCKERS.findall(prose(text))
         ]
-        newest, shown = dict([*said, *LOCKERS.findall(prompt)]), str(sent.messages)
+        newest, shown = dict([*said, *LOCKERS.findall(prose(prompt))]), str(sent.messages)
         for name, code in set(LOCKERS.findall(added)):
             new = newest.get(name, code)
             self.case.count("statements shown that were made again", code != new)
