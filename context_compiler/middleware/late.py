@@ -125,9 +125,9 @@ class LateWrites:
     def take_over(self) -> bool:
         """Queue the first attempts of event loops that have stopped; True if any write waits."""
         with self._editing:
-            for write in [write for write, loop in self._tried.items() if not loop.is_running()]:
-                del self._tried[write]
-                self.waiting.appendleft(write)
+            for write, loop in tuple(self._tried.items()):  # other threads add and remove their own meanwhile
+                if not loop.is_running() and self._tried.pop(write, None) is not None:
+                    self.waiting.appendleft(write)
         return bool(self.waiting)
 
     async def delay(self, conversation: Hashable, tried: Moment, work: Write) -> None:

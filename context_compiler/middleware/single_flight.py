@@ -99,8 +99,9 @@ class SingleFlight(threading.local):
         Raises:
             TimeoutError: The call itself was cancelled, not a caller.
         """
-        for late in [name for name, flight in self._under_way.items() if flight.is_over]:
-            del self._under_way[late]
+        for name, late in tuple(self._under_way.items()):  # other threads add and remove theirs meanwhile
+            if late.is_over and self._under_way.get(name) is late:
+                self._under_way.pop(name, None)
         flight = self._under_way.get(key)
         if flight is None:
             flight = _Flight(loop=asyncio.get_running_loop(), task=asyncio.create_task(start()))
@@ -337,7 +338,7 @@ class Summaries:
     async def wait_until_withdrawn(self) -> None:
         """Wait until the announcements of all compiles that have ended in this event loop are withdrawn."""
         loop = asyncio.get_running_loop()
-        mine = {task for task, ended in self._announcements.items() if ended.done() and task.get_loop() is loop}
+        mine = {task for task, ended in tuple(self._announcements.items()) if ended.done() and task.get_loop() is loop}
         if mine:
             await asyncio.wait(mine)
 

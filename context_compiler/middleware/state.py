@@ -372,7 +372,7 @@ class Pending:
 
     async def end(self) -> None:
         """Cancel all compiles, and wait until those of this event loop have ended."""
-        tasks = [self._note_unused(job).cancel() for job in self._all.values()]
+        tasks = [self._note_unused(job).cancel() for job in tuple(self._all.values())]
         self._all.clear()
         mine = {task for task in tasks if task.get_loop() is asyncio.get_running_loop()}
         if mine:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from context_compiler.errors import StoreError
 from context_compiler.messages.bodies import load_messages
 from context_compiler.middleware import archive, late
 from context_compiler.record import rows
+from context_compiler.record.database import Moment
 from context_compiler.record.schema import APPLICATION_ID
 from context_compiler.record.values import Entry
 from tests.middleware.faulty import Faulty, locked
@@ -459,6 +460,29 @@ async def test_writes_that_an_event_loop_leaves_when_it_stops_are_made(tmp_path:
         task.cancel()
     await asyncio.to_thread(loop.run_until_complete, asyncio.sleep(0))
     loop.close()
+
+
+async def test_a_write_that_another_thread_begins_while_others_are_looked_at_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def ignore(_: object) -> None: ...
+
+    writes, loop, opened = late.LateWrites(ignore), asyncio.get_running_loop(), ExitStack()
+
+    async def begin() -> None:
+        opened.enter_context(writes.first_attempt("other", Moment(), ignore))
+
+    def begins_meanwhile() -> bool:
+        monkeypatch.undo()
+        thread = threading.Thread(target=lambda: asyncio.run(begin()))
+        thread.start()
+        thread.join()
+        return True
+
+    with opened, writes.first_attempt("own", Moment(), ignore):
+        monkeypatch.setattr(loop, "is_running", begins_meanwhile)
+        assert not writes.take_over()
+        assert writes.take_over() and [write.conversation for write in writes.waiting] == ["other"]
 
 
 async def test_closing_waits_for_the_late_writes_that_another_thread_makes(tmp_path: Path) -> None:
