@@ -462,7 +462,7 @@ async def test_writes_that_an_event_loop_leaves_when_it_stops_are_made(tmp_path:
     loop.close()
 
 
-async def test_a_write_that_another_thread_begins_while_others_are_looked_at_is_no_error(
+async def test_delayed_writes_are_found_while_another_thread_begins_a_write(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def ignore(_: object) -> None: ...
