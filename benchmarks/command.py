@@ -14,13 +14,17 @@ from benchmarks.approaches import NOT_INSTALLED, PACKAGES, installed
 HOST = "pydantic-ai-slim"
 
 
-def arguments(description: str | None, *, argv: Sequence[str] | None = None, **options: Any) -> argparse.Namespace:
+def arguments(
+    description: str | None, *positional: str, argv: Sequence[str] | None = None, **options: Any
+) -> argparse.Namespace:
     """Parse the command line of a benchmark.
 
     An option has its default as value, or its type if it has no default. A tuple lists the choices, the first one being
     the default. An option with a list may be repeated; the list has its type, or its choices.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in positional:
+        parser.add_argument(name)
     for name, default in options.items():
         more: dict[str, Any] = {"default": default, "type": type(default)}
         if default is False:
