@@ -24,7 +24,7 @@ from context_compiler.messages.bodies import load_messages
 from context_compiler.messages.history import History, Reader
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.others import other_mentions
-from context_compiler.middleware.request import named_scope
+from context_compiler.middleware.request import may_be_known
 from context_compiler.middleware.state import Result
 from context_compiler.middleware.store_access import StoreAccess, limited
 from context_compiler.recall.others import Mention
@@ -262,8 +262,7 @@ class Archive:
             config: Configuration of the cycle.
         """
         work = partial(self._start, session_id=session_id, ids=ids, config=config)
-        may_be_known = len(ids) > 1 or named_scope(session_id)  # a first prompt under an id of the host is new
-        if not self.keeps_content or not may_be_known:
+        if not self.keeps_content or not may_be_known(session_id, len(ids)):
             return await work(None)
         if self._actions.get((self.owner, session_id)) is not None:
             return await self.access.read(work) or await work(None)

@@ -22,7 +22,7 @@ from context_compiler.messages.bodies import load_messages
 from context_compiler.messages.history import Reader
 from context_compiler.messages.items import CONTROL_KINDS, LOADS
 from context_compiler.middleware.archive import Archive
-from context_compiler.middleware.request import Request
+from context_compiler.middleware.request import Request, may_be_known
 from context_compiler.middleware.state import Result
 from context_compiler.record.values import Record
 
@@ -56,7 +56,9 @@ class LastRequests:
     async def price_facts(self, request: Request, result: Result) -> dict[str, object]:
         """Facts that determine the price of a request, with the cached tokens of the view and of the raw history."""
         key = request.owner, request.session_id
-        before = self._last.get(key) or (None if request.is_new else await self._recorded(request))
+        before = self._last.get(key)
+        if before is None and may_be_known(request.session_id, len(request.messages)):
+            before = await self._recorded(request)
         current = _Request(hash=request.hash, sent=result.sent.view_chain.ids, raw=result.raw.chain.ids)
         sent = raw = 0
         if before is not None:

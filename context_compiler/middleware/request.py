@@ -101,11 +101,6 @@ class Request:
     """End of the error text if there is no view; empty names the fallback that was sent."""
 
     @property
-    def is_new(self) -> bool:
-        """True for a first prompt under an id of the host: nothing of its conversation is on the record."""
-        return len(self.messages) <= 1 and not self.scope
-
-    @property
     def fixed(self) -> int:
         """Exact tokens of everything except the history."""
         return self.overhead + self.layers.tokens
@@ -449,6 +444,11 @@ def named_scope(session: str) -> str:
         return "" if UUID(session).version == HOST_IDS else session
     except ValueError:
         return session
+
+
+def may_be_known(session: str, messages: int) -> bool:
+    """False for a first prompt under an id that the host made up: nothing of its conversation is on the record."""
+    return messages > 1 or bool(named_scope(session))
 
 
 def session_of(ctx: RunContext[Any]) -> str:

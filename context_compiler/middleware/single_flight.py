@@ -99,9 +99,8 @@ class SingleFlight(threading.local):
         Raises:
             TimeoutError: The call itself was cancelled, not a caller.
         """
-        for name, late in tuple(self._under_way.items()):  # other threads add and remove theirs meanwhile
-            if late.is_over and self._under_way.get(name) is late:
-                self._under_way.pop(name, None)
+        for late in [name for name, flight in self._under_way.items() if flight.is_over]:
+            del self._under_way[late]
         flight = self._under_way.get(key)
         if flight is None:
             flight = _Flight(loop=asyncio.get_running_loop(), task=asyncio.create_task(start()))
