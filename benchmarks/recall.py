@@ -58,6 +58,8 @@ class Conversation:
     questions: tuple[Question, ...]
     whole: bool
     """True if evidence counts by whole messages instead of shares of its 5-grams."""
+    speakers: tuple[str, str] = ("user", "assistant")
+    """Names by which questions call the user and the assistant."""
 
 
 def data_folder() -> Path:
@@ -102,7 +104,8 @@ def _locomo(data: Mapping[str, Any]) -> Conversation:
         if (evidence := [said_at[place] for place in _places(" ".join(query["evidence"])) if place in said_at])
     ]
     name = f"locomo {data['sample_id']}"
-    return Conversation(name=name, messages=tuple(messages), questions=tuple(questions), whole=True)
+    speakers = talk["speaker_a"], talk["speaker_b"]
+    return Conversation(name=name, messages=tuple(messages), questions=tuple(questions), whole=True, speakers=speakers)
 
 
 def _question(text: str, kind: str, answer: str, evidence: Sequence[tuple[str, int]]) -> Question:

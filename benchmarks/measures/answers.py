@@ -27,6 +27,8 @@ SETS = ("locomo", "qmsum", GENERATED)
 """Sets that record answers."""
 LEFT_OUT = ("2", "3")
 """Kinds of LoCoMo's questions that are not asked: about dates, and about what nobody said."""
+SEVERAL = "1"
+"""Kind of those whose answer is a list."""
 FEW = 12
 """Maximum words of a recorded answer for which an answer of a few words is asked for."""
 ABSENT = "no model: run `make answers`, which installs two small ones, or name one with --model"
@@ -59,9 +61,10 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
             if question.kind in LEFT_OUT or not question.answer:
                 continue
             _, messages = asyncio.run(request(conversation, question, cell.budget, approach, view))
-            said = answer(messages, question.text, len(question.answer.split()) > FEW)
+            said = answer(messages, conversation.speakers, question.text, len(question.answer.split()) > FEW)
             held = recall.score(question, recall.shown(messages), whole=conversation.whole)
-            scores.append((f1(said, question.answer), contains(said, question.answer), held))
+            several = question.kind == SEVERAL
+            scores.append((f1(said, question.answer, several=several), contains(said, question.answer), held))
         for field, column in zip(value, zip(*scores, strict=True) if scores else ((), (), ()), strict=True):
             value[field].append(list(column))
     return value
