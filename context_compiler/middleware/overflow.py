@@ -70,7 +70,8 @@ def tighten(arguments: Arguments, ratios: Ratios, run: Run, request: Request, re
         The request with the context window, if that is stated.
     """
     low, high = PLAUSIBLE
-    before = arguments.whole_budget(**request.terms)[0] / run.ratios.of(request.family) * run.tight
+    ratio = max(run.ratios.of(request.family), run.ratio)  # a view of a cycle keeps the cycle's, if it is higher
+    before = arguments.whole_budget(**request.terms)[0] / ratio * run.tight
     counted, window = refusal.counted(low * run.sent, high * run.sent), refusal.window(LEAST)
     if window is not None:
         run.learn_window(window)
@@ -78,10 +79,11 @@ def tighten(arguments: Arguments, ratios: Ratios, run: Run, request: Request, re
             WINDOWS.learn(request.served, window)
     if counted:
         ratios.measure(request.family, exact=run.sent, counted=counted)
-        run.ratios.hold(request.family, max(run.ratios.of(request.family), counted / run.sent))
+        ratio = max(run.ratios.of(request.family), counted / run.sent)
+        run.ratios.hold(request.family, ratio)
     request = replace(request, learnt=smaller(request.learnt, run.window))
     budget, _ = arguments.whole_budget(**request.terms)
-    whole = budget / run.ratios.of(request.family)
+    whole = budget / ratio
     most = whole if run.window is None else STATED_SHARE * whole
     if run.window is None or not counted or counted <= budget:  # the numbers do not explain the refusal
         most = min(most, REFUSED_SHARE * (run.sent or whole * run.tight))

@@ -344,10 +344,16 @@ async def cut_back(
         trial, selection = _make_trial(context, start, done, framing, trial), done.selection
         if trial.over <= 0 or not selection.fits or tries == MAX_CUTS:
             break
-        framing += trial.over + max(0, trial.result.limit - context.request.fixed - framing - selection.draft.total)
+        framing += trial.over + max(0, _free(context, trial) - framing)
     if trial.over < 0 and framing and (selection.cut_from_prompts or not selection.fits):
         return await _loosen(context, trial, block)
     return trial
+
+
+def _free(context: RequestContext, trial: Trial) -> int:
+    """Tokens that the messages of an attempt leave of the budget."""
+    selection = trial.done.selection
+    return trial.result.limit - context.request.fixed - selection.limits.rules - selection.draft.total
 
 
 async def _loosen(context: RequestContext, trial: Trial, block: int) -> Trial:
@@ -355,8 +361,7 @@ async def _loosen(context: RequestContext, trial: Trial, block: int) -> Trial:
 
     The host drops its framing together with the text that it belongs to, so its size cannot be known in advance.
     """
-    selection = trial.done.selection
-    whole = trial.result.limit - context.request.fixed - selection.draft.total - selection.cut_from_prompts
+    whole = _free(context, trial) - trial.done.selection.cut_from_prompts
     guesses, loose = [trial.framing + trial.over, whole], 0  # nothing reserved was not enough
     for _ in range(MAX_LOOSENINGS):
         framing = guesses.pop(0) if guesses else (trial.framing + loose) // 2

@@ -163,8 +163,8 @@ class Run:
     """The last user turn whose first request `every_turn` has seen."""
     sent: int = 0
     """Exact tokens of the last request as sent; 0 if it was not one of our views."""
-    budget: int = 0
-    """Budget of the last request in exact tokens."""
+    ratio: float = 0.0
+    """Ratio with which the last request was cut; 0 before the first."""
     tight: float = 1.0
     """Fraction of the budget that remains after a provider refused a request."""
     refused: bool = False
@@ -289,7 +289,7 @@ class Run:
         self.opening = result.opening or self.opening
         self.blocks = result.blocks or self.blocks
         self.notes = result.notes
-        self.sent, self.budget = result.cost if result.limit else 0, result.limit
+        self.sent, self.ratio = result.cost if result.limit else 0, result.ratio
 
     def record(self, cycle: Cycle, summary_id: int | None, *, linked: bool) -> Cycle | None:
         """Note that the view's cycle is recorded.

@@ -193,6 +193,22 @@ async def test_requests_after_a_refusal_are_counted_even_if_they_are_small() -> 
     assert {view.status for view in seen.views} == {"compiled", "cycle"}
 
 
+async def test_a_refused_request_is_cut_by_the_count_of_its_provider_once() -> None:
+    refuses = iter([True, False])
+
+    def answer(body: Any) -> Any:
+        if next(refuses):
+            raise Refusal("prompt is too long")
+        return "done"
+
+    with AnthropicServer(answer, count=dear) as server:
+        seen = Seen(server, "claude-sonnet-4-6", budget=20_000)
+        await seen.agent.run("and now?", message_history=long_history(2))
+    refused, retried = server.prompt_tokens
+    assert [view.status for view in seen.views] == ["raw", "compiled"] and not seen.errors
+    assert 0.45 * refused < retried <= 0.7 * refused
+
+
 async def test_a_smallest_view_within_the_budget_by_the_count_of_the_provider_is_accepted() -> None:
     with AnthropicServer("done", count=lambda text: OURS.text(text) // 4) as server:
         seen = Seen(server, "claude-sonnet-4-6", budget=130)
