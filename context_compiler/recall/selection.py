@@ -327,22 +327,22 @@ def _peer_share(candidates: Sequence[Passage], messages: Mapping[Part, _Message]
 
     It is 1 if the answers have up to 1.5 times the words of the prompts, and falls to 0 at 3 times. It is also 0 if
     more than a twentieth of the passages are tool exchanges, or if the prompts are longer than `TURN_OF_TALK`. Answers
-    that are said again and again, as people do not, reduce it.
+    that are said again and again, as people do not, reduce it by their share of the words.
     """
     if sum([passage.speaker == "tool" and not passage.tool for passage in candidates]) * 20 > len(candidates):
         return 0.0
     sizes: dict[str, list[int]] = {"user": [], "assistant": []}
-    answers = set[Sequence[str]]()
+    answers: dict[Sequence[str], int] = {}
     for message in messages.values():
         if message.speaker in sizes:
             sizes[message.speaker].append(message.wording.size)
         if message.speaker == "assistant":
-            answers.add(message.wording.texts)
+            answers[message.wording.texts] = message.wording.size
     if not all(sizes.values()):
         return 0.0
     user, assistant = (sum(own) / len(own) for own in sizes.values())
     share = min(1.0, max(0.0, (3 - assistant / max(user, 1)) / 1.5)) if user <= TURN_OF_TALK else 0.0
-    return share * len(answers) / len(sizes["assistant"])
+    return share * sum(answers.values()) / max(1, sum(sizes["assistant"]))
 
 
 def _peer_signs(message: _Message, before: _Message | None) -> float:
