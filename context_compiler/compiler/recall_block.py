@@ -109,7 +109,7 @@ class _Search:
             said: Texts in the view other than those of the cycle.
             within: Text to which the passages are restricted; empty for no restriction.
         """
-        self._sizes, self._plan, self._cycle = sizes, sizes.plan, sizes.cycle
+        self._plan, self._cycle = sizes.plan, sizes.cycle
         self._at, self._said, self._within = position, said, within
         self._history, self._counter = sizes.plan.history, sizes.plan.counter
         pending, own = sizes.plan.question, self._history.readings[position]
