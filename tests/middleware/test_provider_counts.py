@@ -159,7 +159,7 @@ async def test_a_view_that_has_grown_over_the_budget_is_cut_back_whether_or_not_
         )
         history = (await seen.agent.run("and now?", message_history=long_history(9))).all_messages()
         rate = 1.6
-        await seen.agent.run(prose(1, 760), message_history=history)
+        await seen.agent.run(prose(1, 900), message_history=history)
     assert max(server.prompt_tokens) <= 8_000 and not seen.errors
 
 
