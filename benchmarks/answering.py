@@ -151,7 +151,7 @@ def f1(answer: str, gold: str, *, several: bool = False) -> float:
     If `several` are asked for, it is the mean over the recorded ones, separated by commas, of the best one given.
     """
     if several:
-        return fmean(max(f1(given, wanted) for given in answer.split(",")) for wanted in gold.split(","))
+        return fmean(max(f1(item, wanted) for item in answer.split(",")) for wanted in gold.split(","))
     answered, wanted = _stems(answer), _stems(gold)
     common = (Counter(answered) & Counter(wanted)).total()
     return 2 * common / (len(answered) + len(wanted)) if common else 0.0

@@ -30,7 +30,7 @@ def marks(conversation: Conversation) -> tuple[History, list[tuple[int, str, int
     return history, [(at, one.sentence, one.at, one.later) for at, own in sorted(changes.later.items()) for one in own]
 
 
-def found(names: list[str]) -> Iterator[tuple[str, int, str, int, str]]:
+def all_marks(names: list[str]) -> Iterator[tuple[str, int, str, int, str]]:
     for name in names:
         for conversation in load(name, data_folder()):
             for mark in marks(conversation)[1]:
@@ -59,7 +59,7 @@ def main() -> None:
     if options.asked:
         questions(names)
         return
-    every = list(found(names))
+    every = list(all_marks(names))
     random.Random(options.seed).shuffle(every)
     print(f"{len(every)} marks")
     for conversation, position, old, later, new in every[: options.marks]:

@@ -117,7 +117,7 @@ def worker(
 def _stop_on_signals(worker: pipeline.Worker) -> None:
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGINT, signal.SIGTERM):
-        with suppress(NotImplementedError):  # Windows
+        with suppress(NotImplementedError):  # on Windows, where Ctrl-C ends the worker at once
             loop.add_signal_handler(sign, worker.stop)
 
 

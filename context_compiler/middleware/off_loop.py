@@ -44,7 +44,7 @@ async def off_loop(work: Callable[[Host], Coroutine[Any, Any, T]], host: Host, l
 
     try:
         done = here.run_in_executor(None, partial(copy_context().run, run))
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError):  # no threads here, or no new ones: slower, but not lost
         return await work(host)
     try:
         return await done
