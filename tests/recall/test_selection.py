@@ -185,6 +185,17 @@ def test_a_talk_between_two_people_quotes_both() -> None:
     assert {passage.speaker for passage in choose(all_of(messages), 120)} == {"assistant"}
 
 
+def test_a_talk_stays_one_if_its_people_often_agree() -> None:
+    messages: list[ModelMessage] = []
+    for number in range(20):
+        messages += [asked(f"I went to market {number} with Ann."), replied(f"I sailed to island {number} with Tom.")]
+        messages += [asked(f"So {number}?"), replied("Yeah.")]
+    candidates = all_of(messages)
+    pairs = list(zip(worths(candidates, parts_of(candidates)), candidates, strict=True))
+    first, second = (sum(worth for worth, passage in pairs if word in passage.text) for word in ("market", "island"))
+    assert first < 2 * second, "the user of a chat would count many times as much"
+
+
 def test_a_key_or_hash_does_not_count_as_words() -> None:
     hashes = " ".join(f"{number:040x}" for number in range(11))
     fillers: list[ModelMessage] = [asked(f"Filler text number {number} here.") for number in range(20)]
