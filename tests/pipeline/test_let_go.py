@@ -71,18 +71,15 @@ async def test_a_state_whose_save_was_cancelled_does_not_leak_into_the_next(tmp_
 async def test_a_store_keeps_no_state_of_ended_runs(tmp_path: Path) -> None:
     store = SQLiteRuns(tmp_path / "r.db")
     gc.freeze()  # what was there before need not be looked through
-    try:
-        for number in range(3):
-            await run_pipeline(TEXT, runs=store, run_id=f"let-go-{number}")
-        held: list[RunState] = []
-        for _ in range(500):  # the thread of the database may still be letting go of what it did last
-            gc.collect()
-            held = [one for one in gc.get_objects() if isinstance(one, RunState) and one.run_id.startswith("let-go-")]
-            if not held:
-                break
-            await asyncio.sleep(0.02)
-    finally:
-        gc.unfreeze()
+    for number in range(3):
+        await run_pipeline(TEXT, runs=store, run_id=f"let-go-{number}")
+    held: list[RunState] = []
+    for _ in range(500):  # the thread of the database may still be letting go of what it did last
+        gc.collect()
+        held = [item for item in gc.get_objects() if isinstance(item, RunState) and item.run_id.startswith("let-go-")]
+        if not held:
+            break
+        await asyncio.sleep(0.02)
     assert not held
     await store.close()
 
