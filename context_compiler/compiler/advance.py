@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from context_compiler.compiler.compile_row import Where, compile_row
+from context_compiler.compiler.compile_row import Reply, Where, compile_row
 from context_compiler.compiler.cut_order import (
     EARLIER_STEPS,
     Draft,
@@ -38,7 +38,7 @@ from context_compiler.compiler.summary import (
     refusal,
     summary_request,
 )
-from context_compiler.compiler.view import Quote, summary_of
+from context_compiler.compiler.view import Quote
 from context_compiler.fidelity import Fidelity
 from context_compiler.messages.rules import rule_name
 from context_compiler.messages.shapes import WHOLE, Shape
@@ -434,47 +434,18 @@ async def advance(
     return Advance(cycle=cycle, selection=done, row=_row(where, done, reply, cycle), quoted=quoted)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reply:
-    """Answer of the model, or the reason why it was not asked."""
-
-    status: str
-    error: str | None
-    request: SummaryRequest | None = None
-    answer: SummaryResponse | None = None
-
-    @property
-    def compiled(self) -> int | None:
-        """Number of messages of the span that the answer covers; None if there is no answer."""
-        if self.request is None or self.answer is None:
-            return None
-        done = len(self.request.covers) if self.answer.done is None else self.answer.done
-        return self.request.covers[done - 1] if done else 0
-
-
-async def _ask_model(done: Selection, turn: int, ask: Ask | None) -> _Reply:
+async def _ask_model(done: Selection, turn: int, ask: Ask | None) -> Reply:
     error = reason_for_no_model(done, turn) or ("asked in this turn already" if ask is None else None)
     if ask is None or error is not None:
-        return _Reply(status="deterministic", error=error)
+        return Reply(status="deterministic", error=error)
     request = summary_request(done)
     answer = await ask(request)
     error = answer.refused or (None if answer.done else answer.fault) or refusal(done, answer.text)
-    return _Reply(status="refused" if error else "ok", error=error or answer.fault, request=request, answer=answer)
+    return Reply(status="refused" if error else "ok", error=error or answer.fault, request=request, answer=answer)
 
 
-def _row(where: Where, done: Selection, reply: _Reply, cycle: Cycle) -> Compile | None:
+def _row(where: Where, done: Selection, reply: Reply, cycle: Cycle) -> Compile | None:
     """Row of a compile; None if nothing was left out, or if the row is stored already."""
     if not done.out or (reply.answer and reply.answer.row):
         return None
-    return compile_row(
-        where,
-        done,
-        request=reply.request,
-        answer=reply.answer,
-        status=reply.status,
-        error=reply.error,
-        compiled=reply.compiled,
-        summary=summary_of(cycle),
-        quotes=cycle.quotes,
-        budget_used=done.counter.text(cycle.note) + done.counter.text(cycle.quotes),
-    )
+    return compile_row(where, done, reply, cycle)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from context_compiler.compiler.cut_order import Selection
+from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.policy import Policy
 from context_compiler.compiler.specifics import Specific, lost_specifics, survival
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
+from context_compiler.compiler.view import summary_of
 from context_compiler.errors import CompileError
 from context_compiler.messages.history import History
 from context_compiler.messages.items import parse_arguments
@@ -29,26 +31,30 @@ class Where:
     request_index: int
 
 
-def compile_row(
-    where: Where,
-    selection: Selection,
-    *,
-    request: SummaryRequest | None,
-    answer: SummaryResponse | None,
-    status: str,
-    error: str | None,
-    summary: str,
-    quotes: str,
-    budget_used: int,
-    compiled: int | None,
-) -> Compile:
-    """Build the row of one compile; `request` is None if no model was asked.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """Answer of the model, or the reason why it was not asked."""
 
-    `compiled` is the number of messages of the span that the answer covers.
-    """
+    status: str
+    error: str | None
+    request: SummaryRequest | None = None
+    answer: SummaryResponse | None = None
+
+    @property
+    def compiled(self) -> int | None:
+        """Number of messages of the span that the answer covers; None if there is no answer."""
+        if self.request is None or self.answer is None:
+            return None
+        done = len(self.request.covers) if self.answer.done is None else self.answer.done
+        return self.request.covers[done - 1] if done else 0
+
+
+def compile_row(where: Where, selection: Selection, reply: Reply, cycle: Cycle) -> Compile:
+    """Build the row of one compile."""
+    request, answer, compiled = reply.request, reply.answer, reply.compiled
+    summary, quotes = summary_of(cycle), cycle.quotes
     whole = compiled is None or compiled == len(selection.span)
-    parsed = json_object(answer.text) if answer else None
-    used = request is not None and status == "ok"
+    used = request is not None and reply.status == "ok"
     lost = (
         in_time(lambda: lost_specifics(selection.history, selection.draft.outline, selection.span), None)
         if used
@@ -58,20 +64,20 @@ def compile_row(
         where,
         selection.policy,
         covered_tip=selection.history.exact[selection.out[-1]] if selection.out else "",
-        cache_key=request.key if request and status == "ok" and whole else None,
+        cache_key=request.key if request and used and whole else None,
         compiled_prompt=_prompts(request) if request else None,
         raw_output=answer.text if answer else None,
         summary=summary or quotes or None,
-        summary_json=parsed,
+        summary_json=json_object(answer.text) if answer else None,
         input_payload=_payload(selection, request, compiled) | _specifics(lost, summary, quotes),
         sections_included=request.included if request else (("quotes",) if quotes else ()),
         sections_dropped=request.dropped if request else (),
-        budget_used=budget_used,
+        budget_used=selection.counter.text(cycle.note) + selection.counter.text(quotes),
         survival=None if lost is None else survival(lost, summary).share,
         latency_ms=answer.latency_ms if answer else 0.0,
         usage=answer.usage if answer else {},
-        status=status,
-        error=error,
+        status=reply.status,
+        error=reply.error,
     )
     why = {"summary_json": "the answer is not a JSON object", "cache_key": "not to be used again"}
     why["survival"] = "there was no time to read it" if used else "the answer is not used"

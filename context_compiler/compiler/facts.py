@@ -207,7 +207,7 @@ class FactSearch:
         places = {content for content, mask in own.items() if mask & _bit(VERBATIM)}
         mentions, mentioned = self._mentions(db, info, tips, places, fact)
         positions = [mention.index for mention in mentions]
-        found = any(mask or raw for mask, raw in masks)
+        is_recorded = any(mask or raw for mask, raw in masks)
         lengths = [_length(chains, tip) for tip in tips]
         stretches = tuple(self._stretches(db, tips, masks, positions, lengths))
         ids = [tip.id for tip in tips]
@@ -224,7 +224,7 @@ class FactSearch:
             requests_since=sum(bool(raw) for _, raw in masks),
             stretches=stretches,
             answer=answer_of(stretches, pinned),
-            near=() if found else self._near(db, info, tips, fact),
+            near=() if is_recorded else self._near(db, info, tips, fact),
             pinned=pinned,
         )
 

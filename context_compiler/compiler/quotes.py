@@ -21,10 +21,11 @@ from context_compiler.messages.prompts import asking_part
 from context_compiler.messages.rules import Rule
 from context_compiler.messages.shapes import WHOLE, truncate
 from context_compiler.recall import Question, Ranking, changes_of, index_of, pending_question
-from context_compiler.recall.changes import corrections, mark_changes
+from context_compiler.recall.changes import corrections
 from context_compiler.recall.outline import phases
 from context_compiler.recall.passages import MIN_QUOTE, Passage, passages, write_quotation
 from context_compiler.recall.ranking import MAX_TERMS
+from context_compiler.recall.revisions import mark_changes
 from context_compiler.recall.selection import Candidates
 from context_compiler.recall.unknown import spelt
 from context_compiler.resilience import in_time
@@ -67,8 +68,7 @@ class _Sources:
         newer: Mapping[tuple[int, int], tuple[int, int]] = {}
         if candidates:
             scores = ranking.passages(candidates) if ranking else [0.0] * len(candidates)
-            scored, changes = [*zip(candidates, scores, strict=True)], changes_of(history)
-            ranked, newer = mark_changes(changes, history, len(history), outline, scored, lambda _: (), counter)
+            ranked, newer = mark_changes(history, outline, [*zip(candidates, scores, strict=True)], counter)
             candidates, ranks = (
                 [candidate for candidate, _ in ranked],
                 [score for _, score in ranked] if question else [],
@@ -97,29 +97,20 @@ def _pending_question(selection: Selection) -> Question:
 
 
 def write_quotes(
-    selection: Selection,
-    loose: Sequence[int],
-    room: int,
-    *,
-    note: str,
-    rules: Sequence[str],
-    lost: bool,
-    recall: bool,
+    selection: Selection, sources: _Sources, room: int, *, note: str, rules: Sequence[str], lost: bool
 ) -> tuple[str, tuple[Quote, ...]]:
     """Write the verbatim part in at most `room` tokens; returns its text and its quotes, empty if nothing fits.
 
     Args:
         selection: The messages that stay and those that are left out.
-        loose: Positions of left-out messages that may be quoted.
+        sources: What may be quoted.
         room: Maximum number of tokens.
         note: Note that precedes it.
         rules: Rules that the view contains anyway, which are not quoted as well.
         lost: A model has written a summary, and identifiers that it lost are listed.
-        recall: Passages that answer the pending question come first.
     """
     counter = selection.counter
     inner = room - cost(fence(QUOTED_TITLE, "x"), counter)
-    sources = _Sources.of(selection, loose if inner > MIN_QUOTE else (), rules, recall)
     while inner > MIN_QUOTE:
         body, held = _verbatim(selection, sources, inner, note, rules, lost)
         if not body:
@@ -154,8 +145,7 @@ def _verbatim(
 
 def _outline_text(selection: Selection, room: int, rules: Sequence[str]) -> str:
     history, counter, out = selection.history, selection.counter, set(selection.out)
-    changes = changes_of(history)
-    text = phases(history, selection.draft.outline, out, room - MIN_QUOTE, counter, changes, rules)
+    text = phases(history, selection.draft.outline, out, room - MIN_QUOTE, counter, rules)
     return f"{OUTLINED}\n{text}" if text else ""
 
 
@@ -225,11 +215,18 @@ def written_for(selection: Selection, summary: str) -> Written:
         left = min(left, selection.limits.room // LARGE) if selection.brief else left
     written = _with_rules(Written(note=note), selection)
     own_body = policy.template.compiler == "none" and not summary
-    loose = () if own_body else selection.out
+    loose = () if own_body or left <= MIN_QUOTE else selection.out
     recall = bool(selection.focus) or (bool(policy.recall) and (selection.brief or not selection.lasting))
     said_rules, nothing = _said_rules(written, selection), ("", tuple[Quote, ...]())
     quotes, quoted = in_time(
-        lambda: write_quotes(selection, loose, left, note=note, rules=said_rules, lost=bool(summary), recall=recall),
+        lambda: write_quotes(
+            selection,
+            _Sources.of(selection, loose, said_rules, recall),
+            left,
+            note=note,
+            rules=said_rules,
+            lost=bool(summary),
+        ),
         nothing,
     )
     channel = policy.inject if summary else "user"
@@ -309,15 +306,8 @@ def _own_note(selection: Selection, room: int) -> str:
         if "recent_turns" in wanted
         else ()
     )
-    ranked, newer = mark_changes(
-        changes_of(selection.history),
-        selection.history,
-        len(selection.history),
-        selection.draft.outline,
-        [(passage, 0.0) for passage in candidates],
-        lambda _: (),
-        selection.counter,
-    )
+    unranked = [(passage, 0.0) for passage in candidates]
+    ranked, newer = mark_changes(selection.history, selection.draft.outline, unranked, selection.counter)
     current = Candidates([passage for passage, _ in ranked], newer=newer)
     gone = set(selection.out)
     left_out = sum(turn.start in gone for turn in selection.draft.outline.turns)

@@ -23,9 +23,9 @@ from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.prompts import asking_part
 from context_compiler.messages.shapes import apply_shape
 from context_compiler.recall import Index, Question, Ranking, Relevance, index_of, question_text
-from context_compiler.recall.changes import mark_changes
 from context_compiler.recall.passages import Passage, answer_text, new_passages, passages, write_quotation
 from context_compiler.recall.ranking import CLOSE
+from context_compiler.recall.revisions import mark_changes
 from context_compiler.recall.selection import Candidates, spread
 from context_compiler.recall.unknown import spelt
 from context_compiler.tokens import TokenCounter
@@ -146,13 +146,12 @@ class _Search:
         if not pool or room < MIN_BLOCK:
             return _write((), room, self._counter, first=first)
         pool, newer = mark_changes(
-            self._index.changes,
             self._history,
-            self._at,
             self._plan.outline,
             spread(pool, lambda pair: pair[0].turn) if wide else pool,
-            self._left_out,
             self._counter,
+            until=self._at,
+            quote=self._left_out,
         )
         return _write(pool, room, self._counter, first=first, wide=wide, newer=newer)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from context_compiler.compiler.advance import Advance
 from context_compiler.compiler.cycle import Blocks, Cycle
 from context_compiler.compiler.rules import RuleNote, listed_rules, rule_states
-from context_compiler.compiler.view import broken_drops, cycle_drops, sections_of, token_breakdown
+from context_compiler.compiler.view import broken_drops, cycle_drops, sections_of
 from context_compiler.layers.context import with_layer_tokens
 from context_compiler.messages.history import History
 from context_compiler.messages.rules import Rule
@@ -17,20 +16,12 @@ from context_compiler.middleware.state import ListedDrops, RequestContext
 from context_compiler.record.values import FIXED, Drop, by_reason
 
 
-def ledger_of(
-    context: RequestContext,
-    cycle: Cycle,
-    sent: History,
-    blocks: Blocks | None,
-    notes: tuple[RuleNote, ...],
-    lines: Sequence[Mapping[str, object]],
-    kept: Sequence[tuple[int, str]],
-    lost: Sequence[Rule],
-) -> dict[str, Any]:
-    """The token breakdown of a view, with the state of each rule."""
-    breakdown = token_breakdown(_sections(context, cycle, sent, blocks, notes), lines, kept)
+def rule_numbers(
+    context: RequestContext, cycle: Cycle, notes: tuple[RuleNote, ...], lost: Sequence[Rule]
+) -> dict[str, object]:
+    """The state of each rule in a view, as a part of the breakdown; empty if there are none."""
     states = rule_states(context.rules, context.found_rules.rules, listed_rules(cycle, notes), lost)
-    return {**breakdown, "rules": states} if states else breakdown
+    return {"rules": states} if states else {}
 
 
 def numbers_of(context: RequestContext, done: Advance | None) -> dict[str, Mapping[str, object]]:
@@ -72,7 +63,7 @@ def _cycle_drops(context: RequestContext, cycle: Cycle) -> ListedDrops:
     return entry[1]
 
 
-def _sections(
+def section_tokens(
     context: RequestContext, cycle: Cycle, sent: History, blocks: Blocks | None, notes: tuple[RuleNote, ...]
 ) -> dict[str, int]:
     """Exact tokens of a request by section."""

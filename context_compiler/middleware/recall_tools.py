@@ -28,11 +28,11 @@ from context_compiler.middleware.arguments import Owner
 from context_compiler.middleware.others import other_mentions, quoted_mentions
 from context_compiler.middleware.request import JOINED, session_of
 from context_compiler.recall import Question, Ranking, Relevance, index_of
-from context_compiler.recall.changes import mark_changes
 from context_compiler.recall.embeddings import Likeness
 from context_compiler.recall.others import Mention
 from context_compiler.recall.passages import Passage, Quotation, passages, write_quotation
 from context_compiler.recall.question import Pending
+from context_compiler.recall.revisions import mark_changes
 from context_compiler.recall.selection import take_beside
 from context_compiler.recall.unknown import absent_terms, spelt
 from context_compiler.record.store import Store, Tenants, open_store
@@ -197,13 +197,12 @@ class Recall(AbstractCapability[Any]):
         if self._likeness is not None:
             ranked = await self._likeness.fused(query, candidates, ranked)
         marked, newer = mark_changes(
-            index.changes,
             history,
-            stop,
             turns,
             [*zip(candidates, ranked, strict=True)],
-            lambda position: passages(history, turns, [position], counter),
             counter,
+            until=stop,
+            quote=lambda position: passages(history, turns, [position], counter),
         )
         marked.sort(key=lambda pair: pair[0].place)
         quotation = Quotation([passage for passage, _ in marked], self.tokens - FRAME, numbered=True)

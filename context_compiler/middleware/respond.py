@@ -38,6 +38,7 @@ from context_compiler.compiler.view import (
     messages_since,
     opening,
     summary_of,
+    token_breakdown,
     why_kept,
     with_opening_text,
     without_folded_instructions,
@@ -46,7 +47,7 @@ from context_compiler.errors import CompileError
 from context_compiler.layers.context import insert_block
 from context_compiler.messages.history import History, common_prefix
 from context_compiler.middleware.background import discard, finish, limits_for_questions, pending, start
-from context_compiler.middleware.breakdown import drops_of, ledger_of, numbers_of
+from context_compiler.middleware.breakdown import drops_of, numbers_of, rule_numbers, section_tokens
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.rule_check import inserted_texts, lost_drops, missing_rules
 from context_compiler.middleware.state import (
@@ -491,6 +492,7 @@ def assemble_view(
         start, messages, sent = _write(context, cycle, blocks, notes, earlier)
     drops, lines = drops_of(context, frozen, done, lost_drops(lost, why))
     kept = () if live and start is None else why_kept(frozen, context)
+    breakdown = token_breakdown(section_tokens(context, frozen, sent, blocks, notes), lines, kept)
     return Result(
         view=View(
             messages=messages,
@@ -498,7 +500,7 @@ def assemble_view(
             budget=limits.whole,
             status="mended" if status == "raw" and context.base else status,
             summary=summary_of(frozen),
-            ledger=ledger_of(context, frozen, sent, blocks, notes, lines, kept, lost) | numbers_of(context, done),
+            ledger=breakdown | rule_numbers(context, frozen, notes, lost) | numbers_of(context, done),
             drops=drops,
             kept=kept,
             unsaid=context.absent if frozen.decided else (),

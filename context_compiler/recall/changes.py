@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import re
 import sys
-from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
@@ -22,12 +21,9 @@ from typing import NamedTuple
 from context_compiler.messages.history import History
 from context_compiler.messages.items import Kind
 from context_compiler.messages.prompts import sentence_ends
-from context_compiler.messages.turns import Outline
-from context_compiler.recall.passages import Passage
 from context_compiler.recall.statements import LONGEST, Statement, claimed, differs, negated, statements
 from context_compiler.recall.terms import prose, stem, terms
 from context_compiler.resilience import check_time
-from context_compiler.tokens import TokenCounter
 
 BESIDE = 90
 """Characters on each side of a value that describe its subject."""
@@ -45,8 +41,6 @@ EXCHANGE = 2
 Texts = Sequence[tuple[bool, str]]
 """Texts of a message, each with True if the user said it."""
 
-Place = tuple[int, int]
-"""Key of a passage: position of its message, and number within it."""
 
 _FENCED = re.compile(r"```.*?(?:```|\Z)", re.S)
 _MONTH = (
@@ -534,62 +528,3 @@ def _repeats(text: str, change: Change) -> bool:
 
 def _holds(text: str, value: str) -> bool:
     return re.search(rf"(?i)(?<!\w){re.escape(value)}(?!\w)", text) is not None
-
-
-def _turn(outline: Outline, position: int) -> int:
-    return outline.turns[bisect_right(outline.starts, position) - 1].index
-
-
-def mark_changes(
-    changes: Changes,
-    history: History,
-    until: int,
-    outline: Outline,
-    ranked: Sequence[tuple[Passage, float]],
-    quote: Callable[[int], Iterable[Passage]],
-    counter: TokenCounter,
-) -> tuple[list[tuple[Passage, float]], dict[Place, Place]]:
-    """Mark passages that a later message revises, and add the passages that revise them.
-
-    A revising passage gets at least the score of the passage that it revises, and precedes it in the list.
-
-    Args:
-        changes: Changes of the conversation; extended to the whole history.
-        history: The raw history.
-        until: Position of the prompt that asks; later revisions are ignored.
-        outline: The turns of the history.
-        ranked: Passages with their scores; above 0 if they answer.
-        quote: Returns the passages of a message that may be added.
-        counter: Prices the marks.
-
-    Returns:
-        The passages with their scores, and the place of the revising passage by the place of the revised one.
-    """
-    changes.extend(history)
-    if not any(other.position in changes.later for other, _ in ranked):
-        return [*ranked], {}
-    newer: dict[Place, Place] = {}
-    marked: dict[Place, tuple[Passage, float]] = {}
-    for passage, score in ranked:
-        own = changes.of(passage.position, passage.text, until)
-        if own:
-            newest = max(own, key=lambda other: other.at)
-            position, text = newest.at, newest.later
-            turn = _turn(outline, position)
-            price = counter.text(f", changed at turn {turn + 1}") + 1
-            passage = replace(
-                passage,
-                changed=turn,
-                outdated=tuple(other.sentence for other in own),
-                tokens=passage.tokens + price,
-                label=passage.label + price,
-            )
-            change = next((other for other, _ in ranked if other.position == position and text in other.text), None)
-            change = change or next((other for other in quote(position) if text in other.text), None)
-            if change is not None:
-                newer[passage.place] = change.place
-                kept, best = marked.get(change.place, (change, score))
-                marked[change.place] = kept, max(best, score)
-        if passage.place not in marked or own:
-            marked[passage.place] = passage, max(score, marked.get(passage.place, (passage, score))[1])
-    return [*marked.values()], newer

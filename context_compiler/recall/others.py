@@ -176,7 +176,7 @@ def with_newer(mentions: Sequence[Mention], history: History) -> list[Mention]:
     akin = sorted({position for mention in mentions for position in own.akin(mention.text)})
     stream: list[tuple[str, Mention | None, Texts]] = [
         *((other.day, other, [(other.speaker == user, other.text)]) for other in in_order),
-        *((history.readings[at].day or UNDATED, None, message_texts(history, at)) for at in akin),
+        *((history.readings[position].day or UNDATED, None, message_texts(history, position)) for position in akin),
     ]
     stream.sort(key=lambda entry: entry[0])
     changes = Changes()

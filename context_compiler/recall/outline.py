@@ -14,7 +14,7 @@ from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History
 from context_compiler.messages.items import Kind
 from context_compiler.messages.turns import Outline
-from context_compiler.recall.changes import Changes
+from context_compiler.recall.index import changes_of
 from context_compiler.recall.passages import PIECES
 from context_compiler.recall.terms import PROSE, STOPS, words
 from context_compiler.tokens import TokenCounter
@@ -52,7 +52,6 @@ def phases(
     out: Collection[int],
     room: int,
     counter: TokenCounter,
-    changes: Changes,
     rules: Sequence[str] = (),
 ) -> str:
     """Outline of the left-out turns, one line for each phase, in at most `room` tokens; empty if there are too few.
@@ -67,10 +66,9 @@ def phases(
         out: Positions of the messages that are left out.
         room: Maximum number of tokens.
         counter: Token counter.
-        changes: Changes of the conversation; sentences that were replaced are left out.
-        rules: Rules that the view contains anyway; they are left out too.
+        rules: Rules that the view contains anyway; they are left out, as replaced sentences are.
     """
-    turns = _user_turns(history, outline, out, changes, rules)
+    turns = _user_turns(history, outline, out, rules)
     wanted = min(PIECES, room // PHASE_LINE, len(turns) // FEW)
     gaps = _gaps(turns) if wanted >= FEW else []
     while wanted >= FEW:
@@ -84,10 +82,8 @@ def phases(
     return ""
 
 
-def _user_turns(
-    history: History, outline: Outline, out: Collection[int], changes: Changes, rules: Sequence[str]
-) -> list[_UserTurn]:
-    user_turns: list[_UserTurn] = []
+def _user_turns(history: History, outline: Outline, out: Collection[int], rules: Sequence[str]) -> list[_UserTurn]:
+    user_turns, changes = list[_UserTurn](), changes_of(history)
     for turn in outline.turns:
         if turn.start not in out or turn.index < 0:
             continue

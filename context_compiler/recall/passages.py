@@ -214,20 +214,26 @@ def _of_message(
 ) -> tuple[Passage, ...]:
     """Quotable passages of one message."""
     message, order = history.messages[position], 0
-    pieces_of_message: list[Passage] = []
+    passages_of_message: list[Passage] = []
     for index, (part, item) in enumerate(zip(separate_parts(message), history.readings[position].items, strict=True)):
         exchange, date = exchanges.get((position, index)), _day(part, message)
         pieces = result_pieces(exchange.result) if exchange is not None and bears is not None else ()
         heaviest = _heaviest(pieces, bears) if bears is not None else []
         speaker, texts = _quotable_pieces(item, (exchange.call if heaviest else exchange.line) if exchange else "")
-        for number, text in enumerate(texts):
-            pieces_of_message.append(price.of(position, order + number, turn, date, speaker, text, number == 0))
+        if texts:
+            label = price.label(turn, date, speaker)
+            passages_of_message += [
+                price.passage(label, (position, order + number), text, first=number == 0)
+                for number, text in enumerate(texts)
+            ]
         order += len(texts) + 1
-        for number in heaviest:
-            tool = _tool_name(exchange.tool if exchange else "")
-            pieces_of_message.append(price.of(position, order + number, turn, date, "tool", pieces[number], True, tool))
+        if heaviest:
+            label = price.label(turn, date, "tool", _tool_name(exchange.tool if exchange else ""))
+            passages_of_message += [
+                price.passage(label, (position, order + number), pieces[number], first=True) for number in heaviest
+            ]
         order += len(pieces) + 1 if pieces else 0
-    return tuple(pieces_of_message)
+    return tuple(passages_of_message)
 
 
 def _heaviest(pieces: Sequence[str], bears: Judge) -> list[int]:
@@ -392,6 +398,21 @@ def _day(part: Any, message: Any) -> str:
     return day(getattr(part, "timestamp", None)) or day(getattr(message, "timestamp", None))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Label:
+    """Label before the passages of one part, and its tokens as in `Passage`."""
+
+    turn: int
+    date: str
+    speaker: str
+    tool: str
+    tokens: int
+    opening: int
+    day: int
+    year: int
+    number: int
+
+
 class _Price:
     """Prices passages by the pieces of their lines; the pieces of labels are cached."""
 
@@ -401,33 +422,46 @@ class _Price:
         self._spare = 0 if counter.text("a") else 1
         """Extra token for each piece if the counter rounds down, because the sum would be too small."""
 
-    def of(
-        self, position: int, order: int, turn: int, date: str, speaker: str, text: str, first: bool, tool: str = ""
-    ) -> Passage:
-        """Build a passage with its price."""
+    def label(self, turn: int, date: str, speaker: str, tool: str = "") -> _Label:
+        """Build the label of the passages of one part."""
         pieces = (
             "from turn · ·.",
             f" {date or UNDATED}",
             f"[{turn + 1}",
             f"[{speaker} {tool}]" if tool else f"[{speaker}]",
         )
-        opening, day, number, named = (self._count(piece) + self._spare for piece in pieces)
+        opening, day, number, who = (self._count(piece) + self._spare for piece in pieces)
         short = self._count(f" {_in_year(date)}") + self._spare if date else day
-        return Passage(
-            position=position,
-            order=order,
+        return _Label(
             turn=turn,
-            speaker=speaker,
-            text=text,
             date=date,
-            tokens=opening + day + number + named + self._text(f" {text}\n") + self._spare,
-            label=opening + day + number + named,
+            speaker=speaker,
+            tool=tool,
+            tokens=opening + day + number + who,
             opening=opening,
             day=day,
             year=max(0, day - short),
             number=number,
+        )
+
+    def passage(self, label: _Label, place: tuple[int, int], text: str, *, first: bool) -> Passage:
+        """Build a passage with its price; `place` is its message and its number there."""
+        position, order = place
+        return Passage(
+            position=position,
+            order=order,
+            turn=label.turn,
+            speaker=label.speaker,
+            text=text,
+            date=label.date,
+            tokens=label.tokens + self._text(f" {text}\n") + self._spare,
+            label=label.tokens,
+            opening=label.opening,
+            day=label.day,
+            year=label.year,
+            number=label.number,
             first=first,
-            tool=tool,
+            tool=label.tool,
         )
 
 

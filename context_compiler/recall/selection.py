@@ -88,8 +88,8 @@ class Candidates:
             newer: Place of the passage that revises a candidate, by place of the candidate. A candidate is taken only
                 beside it.
         """
-        given = {passage.place for passage in candidates}
-        ready = [slot for slot, passage in enumerate(candidates) if newer.get(passage.place, passage.place) in given]
+        present = {passage.place for passage in candidates}
+        ready = [slot for slot, passage in enumerate(candidates) if newer.get(passage.place, passage.place) in present]
         order = sorted(ready, key=[*map(attrgetter("position", "order"), candidates)].__getitem__)
         self._ordered = [candidates[slot] for slot in order]
         self._ranks = [ranks[slot] for slot in order] if max(ranks, default=0.0) > 0 else []

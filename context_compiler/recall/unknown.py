@@ -32,8 +32,8 @@ def spelt(question: Question, index: Index, stop: int) -> Question:
     if not 0 < len(unknown) <= MAX_TERMS:
         return question
     first = {term[0] for term in unknown if len(term) >= LEAST}
-    known = {term: len(places) for term, places in posts.items() if term[0] in first and places[0] < stop}
-    near = [max(near_terms(term, known), key=lambda word: (known[word], word), default=term) for term in unknown]
+    counts = {term: len(places) for term, places in posts.items() if term[0] in first and places[0] < stop}
+    near = [max(near_terms(term, counts), key=lambda word: (counts[word], word), default=term) for term in unknown]
     return replace(question, terms=(question.terms - unknown).union(near))
 
 

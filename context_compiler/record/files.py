@@ -262,7 +262,7 @@ def open_file(path: Path, *, read_only: bool, busy_timeout_ms: int) -> FileDatab
 
 def _reader(path: Path) -> FileDatabase:
     if not path.exists():
-        others = f", such as {' or '.join(found)}" if (found := other_records(path)) else ""
+        others = f", such as {' or '.join(paths)}" if (paths := other_records(path)) else ""
         raise StoreError(f"there is no record here; name one with --db{others}, or run `context-compiler demo`")
     # SQLite creates -wal and -shm beside a file even to read it; if the folder is read-only, nobody writes the file.
     is_read_only = not os.access(path.parent, os.W_OK) and not write_ahead_log(path).exists()

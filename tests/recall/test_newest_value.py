@@ -191,7 +191,7 @@ def test_the_outline_leaves_out_what_was_replaced() -> None:
     texts = [f"{text} Number {number}." for number in range(4) for text in CHATTER]
     texts[0], texts[9] = "The orchestra has 31 players.", "The orchestra has 27 players."
     history = Reader(counter).read(said(*texts))
-    text = phases(history, outline(history, pair(history)), range(len(history)), 400, counter, changes_of(history))
+    text = phases(history, outline(history, pair(history)), range(len(history)), 400, counter)
     assert "[turn" in text and "31 players" not in text
 
 

@@ -8,7 +8,6 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 
 from context_compiler.messages.history import History, Reader
 from context_compiler.messages.turns import Outline, outline, pair
-from context_compiler.recall import changes_of
 from context_compiler.recall.outline import phases
 from context_compiler.tokens import TokenCounter
 
@@ -39,7 +38,7 @@ def read(messages: list[ModelMessage]) -> tuple[History, Outline]:
 
 def outlined(messages: list[ModelMessage], room: int = 400) -> list[str]:
     history, turns = read(messages)
-    text = phases(history, turns, range(len(history)), room, counter, changes_of(history))
+    text = phases(history, turns, range(len(history)), room, counter)
     assert counter.text(text) <= room
     return text.splitlines()
 
@@ -73,7 +72,7 @@ def test_a_short_past_needs_no_outline() -> None:
 
 def test_only_messages_left_out_of_the_view_are_outlined() -> None:
     history, turns = read(talk("garden", "database", "holiday"))
-    text = phases(history, turns, range(24), 400, counter, changes_of(history))
+    text = phases(history, turns, range(24), 400, counter)
     assert "garden" in text and "holiday" not in text
 
 
@@ -82,9 +81,8 @@ def test_rules_that_the_view_lists_are_not_in_the_outline() -> None:
     messages = talk("garden", "database", "holiday")
     messages[0] = ModelRequest(parts=[UserPromptPart(content=f"{rule} Then prune the old roses.", timestamp=START)])
     history, turns = read(messages)
-    changes = changes_of(history)
-    assert rule in phases(history, turns, range(36), 400, counter, changes)
-    text = phases(history, turns, range(36), 400, counter, changes, [rule])
+    assert rule in phases(history, turns, range(36), 400, counter)
+    text = phases(history, turns, range(36), 400, counter, [rule])
     assert rule not in text and "Then prune the old roses." in text
 
 
