@@ -36,15 +36,18 @@ ROOT = Path(__file__).parents[2]
 
 ASK = """#!{python} -IS
 import json, os, signal, socket, sys
+passed = signal.SIGINT, signal.SIGTERM
+caught = *passed, signal.SIGQUIT
+signal.pthread_sigmask(signal.SIG_BLOCK, caught)  # until there is a child that they are for
 there = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 there.connect({address!r})
 request = [{before!r} + sys.argv[1:], os.getcwd(), dict(os.environ), False]
 socket.send_fds(there, [json.dumps(request).encode()], [0, 1, 2])
 child = int(there.recv(16))
-passed = signal.SIGINT, signal.SIGTERM
 for number in passed:
     signal.signal(number, lambda number, _: os.kill(child, number))
 signal.signal(signal.SIGQUIT, lambda *_: os.kill(child, signal.SIGKILL))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, caught)
 code = int(there.recv(16))
 for number in passed:
     signal.signal(number, signal.SIG_DFL)
