@@ -15,6 +15,8 @@ from tests.web.conftest import FACT
 
 pytestmark = pytest.mark.slow  # a browser takes seconds to start
 
+WIDE = {"width": 1280, "height": 720}
+
 PHONE = {"width": 390, "height": 780}
 
 FOUND = f"/sessions/1/fact?q={FACT}"
@@ -22,15 +24,20 @@ FOUND = f"/sessions/1/fact?q={FACT}"
 
 @pytest.fixture(scope="module")
 def pages(recorded: Path) -> Iterator[tuple[Any, str]]:
-    """A browser, and the address of the pages."""
+    """A tab of a browser, and the address of the pages."""
     with browser() as chromium, serving(create_app(recorded, system=None)) as address:
-        yield chromium, address
+        page = chromium.new_page()
+        page.set_default_timeout(PATIENCE)
+        yield page, address
 
 
-def look(pages: tuple[Any, str], path: str, *, dark: bool = False, **context: Any) -> Any:
-    chromium, address = pages
-    page = chromium.new_context(color_scheme="dark" if dark else "light", **context).new_page()
-    page.set_default_timeout(PATIENCE)
+def look(pages: tuple[Any, str], path: str, *, dark: bool = False, viewport: dict[str, int] = WIDE) -> Any:
+    """Open a page in the tab: to start the process of another takes longer than most tests."""
+    page, address = pages
+    page.emulate_media(color_scheme="dark" if dark else "light")
+    page.set_viewport_size(viewport)
+    if "#" in path:
+        page.goto("about:blank")  # from the same page, only the place in it would change
     page.goto(address + path)
     return page
 
@@ -68,6 +75,19 @@ def test_an_example_in_an_empty_field_can_be_read(pages: tuple[Any, str], dark: 
     assert contrast(style(page, "#q", "color", "::placeholder"), style(page, "#q", "backgroundColor")) >= 4.5
 
 
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_text_of_every_strength_can_be_read_on_every_ground(pages: tuple[Any, str], dark: bool) -> None:
+    page = look(pages, "/sessions", dark=dark)
+    page.locator(".cc").first.evaluate("cc => cc.insertAdjacentHTML('beforeend', '<p id=sample>sample</p>')")
+
+    def colour(name: str) -> str:
+        page.locator("#sample").evaluate("(sample, name) => { sample.style.color = `var(--${name})` }", name)
+        return style(page, "#sample", "color")
+
+    for text in map(colour, ("ink", "soft", "faint")):
+        assert min(contrast(text, colour(ground)) for ground in ("ground", "surface", "raised")) >= 4.5
+
+
 @pytest.mark.parametrize("path", [FOUND, "/requests/20", "/requests/20/replay?budget=900", "/sessions/1/steering"])
 def test_a_page_fits_a_telephone(pages: tuple[Any, str], path: str) -> None:
     page = look(pages, path, viewport=PHONE)
@@ -77,16 +97,16 @@ def test_a_page_fits_a_telephone(pages: tuple[Any, str], path: str) -> None:
         assert part.evaluate("one => one.scrollWidth <= one.clientWidth"), part.inner_text()
 
 
-@pytest.mark.parametrize("context", [{}, {"viewport": PHONE}], ids=["wide", "telephone"])
-def test_a_link_to_a_message_shows_what_became_of_it(pages: tuple[Any, str], context: dict[str, Any]) -> None:
-    page = look(pages, "/requests/20/why#raw9", **context)
+@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "telephone"])
+def test_a_link_to_a_message_shows_what_became_of_it(pages: tuple[Any, str], viewport: dict[str, int]) -> None:
+    page = look(pages, "/requests/20/why#raw9", viewport=viewport)
     verdict, bar = page.locator("#raw9 .verdict"), page.locator("header.top")
     assert verdict.bounding_box()["y"] >= bar.bounding_box()["height"]
     assert verdict.bounding_box()["y"] < 200
 
 
 def test_one_message_is_not_shown_as_all_of_them(pages: tuple[Any, str]) -> None:
-    for path, marked in (("/requests/20/why", 1), ("/requests/20/why?message=m9", 0)):
+    for path, marked in (("/requests/14/why", 1), ("/requests/14/why?message=m9", 0)):
         assert look(pages, path).locator(".chips [aria-current]").count() == marked
 
 
