@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import context_compiler
-from tests.support.sources import MODULES, ROOT, tree, without_extras
+from tests.support.sources import MODULES, ROOT, without_extras
 from tests.support.warm import ANEW, python
 
 MOST_NAMES = 30
@@ -166,21 +166,19 @@ def test_a_stub_of_an_extra_does_not_break_the_import() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-SILENT = """
+SILENT = f"""
 import sys, threading
 
-others, ours = sys.argv[1].split(","), sys.argv[2].split(",")
-for name in others:
-    try:
-        __import__(name)
-    except ImportError:
-        pass
+ours = sys.argv[1].split(",")
+for name in ours:  # what loading the modules of others does is theirs to answer for
+    __import__(name)
+{ANEW}
 seen = []
-threading.Thread.start = lambda thread: seen.append(f"starts {thread}")
+threading.Thread.start = lambda thread: seen.append(f"starts {{thread}}")
 
 def watch(event, args):
     if event == "open" and not str(args[0]).endswith((".py", ".pyc")):
-        seen.append(f"opens {args[0]}")
+        seen.append(f"opens {{args[0]}}")
     elif event.startswith(("socket.", "subprocess.", "sqlite3.", "os.mkdir", "os.remove")):
         seen.append(event)
 
@@ -195,7 +193,7 @@ def test_importing_touches_neither_disk_nor_network_and_starts_no_thread() -> No
     ours = [f"context_compiler.{name}".rstrip(".") for name in MODULES]
     ours = [name for name in ours if name not in without_extras()]
     run = subprocess.run(
-        [sys.executable, "-B", "-c", SILENT, ",".join(_foreign()), ",".join(ours)],
+        [python(), "-c", SILENT, ",".join(ours)],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -203,20 +201,6 @@ def test_importing_touches_neither_disk_nor_network_and_starts_no_thread() -> No
         timeout=120,
     )
     assert (run.stdout.strip(), run.returncode) == ("[]", 0), run.stdout + run.stderr
-
-
-def _foreign() -> list[str]:
-    """Modules of others that ours import: what loading those does is theirs to answer for."""
-    found: set[str] = set()
-    for module in MODULES:
-        if f"context_compiler.{module}" in without_extras():
-            continue
-        for node in ast.walk(tree(module)):
-            if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                found.add(node.module)
-    return sorted(name for name in found if name.split(".")[0] not in ("context_compiler", "__future__"))
 
 
 def test_importing_the_package_loads_no_host() -> None:

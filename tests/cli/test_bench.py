@@ -7,7 +7,6 @@ import importlib
 import json
 import re
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 
 from context_compiler.paths import install_command
 from tests.cli.conftest import DEMO, Command, Said, chat, message, one_line, written
+from tests.support.warm import python
 
 WAYS = ["everything", "the newest that fit", "context-compiler"]
 
@@ -29,7 +29,7 @@ def talk(tmp_path: Path) -> Path:
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
     """The first messages of the bundled session, with calls of tools."""
-    return written(tmp_path / "work.json", json.loads(DEMO.read_text(encoding="utf-8"))[:24])
+    return written(tmp_path / "work.json", json.loads(DEMO.read_text(encoding="utf-8"))[:16])
 
 
 def test_every_request_of_the_transcript_is_sent_three_ways(cc: Command, talk: Path) -> None:
@@ -58,7 +58,7 @@ def assert_progress(said: Said) -> None:
 
 def test_the_figures_are_printed_before_other_settings_are_tried(talk: Path) -> None:
     """On one stream, as in a terminal or with `2>&1`."""
-    command = [sys.executable, "-m", "context_compiler", "bench", str(talk), "--budget", "600"]
+    command = [python(), "-m", "context_compiler", "bench", str(talk), "--budget", "600"]
     run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
     table, tries, verdict = map(run.stdout.index, ("replayed within a budget", "trying 6 settings", "use budget"))
     assert table < tries < verdict
@@ -90,7 +90,7 @@ def test_the_verdict_is_the_cheapest_setting_tried_and_agrees_with_the_table(cc:
 
 
 def test_the_verdict_on_a_recorded_session_is_that_of_its_transcript(cc: Command, tmp_path: Path) -> None:
-    talk = written(tmp_path / "talk.json", chat(7, words=60))
+    talk = written(tmp_path / "talk.json", chat(5, words=60))
     cc("compile", talk, "--budget", 700, "--session", "talk", "--db", "talk.db")
     recorded = cc("views", "verdict", "talk", "--db", "talk.db", "--json").json
     measured = cc("bench", talk, "--budget", 700, "--json").json
@@ -157,8 +157,10 @@ def test_a_missing_matplotlib_names_the_extra(
 
 
 def test_recall_and_trigger_can_be_tried_out_and_a_window_breaks_pairs_where_a_view_does_not(
-    cc: Command, work: Path
+    cc: Command, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("context_compiler.middleware.verdict.SIZES", (1,))  # the verdict is not read here
+
     def replayed(*options: object, **env: str) -> list[Any]:
         rows = cc("bench", work, "--budget", 1500, *options, "--json", **env).json["ways"]
         return [{**row, "median_ms": None} for row in rows]

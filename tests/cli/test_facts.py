@@ -148,6 +148,13 @@ def planned(cc: Command, trip: Path, tmp_path: Path) -> Command:
     return beside_copy(cc, trip, tmp_path)
 
 
+@pytest.fixture
+def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single budget tried to keep a message, where nobody reads which one keeps it."""
+    monkeypatch.setattr("context_compiler.middleware.remedies.TRIALS", 1)
+
+
+@pytest.mark.usefixtures("no_search")
 def test_a_fact_is_lost_where_a_later_compile_replaced_its_quotes(planned: Command) -> None:
     found = planned("sessions", "find", "trip", FACT, "--json").json
     known = [one for one in found["stretches"] if one["known"]]
@@ -170,6 +177,7 @@ def test_a_fact_is_lost_where_a_later_compile_replaced_its_quotes(planned: Comma
     assert f"{since}{', '.join(recalled)}." in found["answer"]
 
 
+@pytest.mark.usefixtures("no_search")
 def test_the_advice_knows_whether_recall_was_on_and_whether_the_prompt_asked(planned: Command) -> None:
     last = planned("sessions", "find", "trip", FACT, "--json").json["newest"]
     found = planned("sessions", "find", "off", FACT, "--json").json

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 from tests.support.sources import ROOT
+from tests.support.warm import ANEW, python
 
 LOOK = """
 import importlib, pkgutil
@@ -23,6 +23,6 @@ print(hasattr(shell.os, "killpg"), hasattr(shell.signal, "SIGKILL"), prompt._ter
 
 def test_the_package_does_without_posix() -> None:
     run = subprocess.run(
-        [sys.executable, "-c", LOOK], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [python(), "-c", ANEW + LOOK], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert (run.stdout, run.returncode) == ("False False None nt\n", 0), run.stderr

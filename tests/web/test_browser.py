@@ -22,25 +22,25 @@ pytestmark = pytest.mark.slow  # a browser takes seconds to start
 
 @pytest.fixture(scope="module")
 def chromium(recorded: Path) -> Iterator[Any]:
-    """A browser. The record of other tests is made before it: its loop runs as long as it does, beside no other."""
+    """A window of a browser. The record of other tests is made before it: its loop runs beside no other."""
     with browser() as found:
-        yield found
+        yield found.new_context()
 
 
 @pytest.fixture(autouse=True)
 def closed(chromium: Any) -> Iterator[None]:
     """Pages end with their test: those whose server has gone would go on asking for it."""
     yield
-    for context in chromium.contexts:
-        context.close()
+    for page in chromium.pages:
+        page.close()
 
 
 class Visit:
     """A page that keeps what its console complains about and what it asks of other machines."""
 
-    def __init__(self, chromium: Any, address: str, **context: Any) -> None:
+    def __init__(self, chromium: Any, address: str) -> None:
         self.address = address
-        self.page = chromium.new_context(**context).new_page()
+        self.page = chromium.new_page()
         self.page.set_default_timeout(PATIENCE)
         self.complaints: list[str] = []
         self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
@@ -57,9 +57,10 @@ class Visit:
         return self.page
 
 
-@pytest.fixture
-def inspector(db: Path) -> Iterator[str]:
-    with serving(create_app(db, system=None)) as address:
+@pytest.fixture(scope="module")
+def inspector(chromium: Any, recorded: Path) -> Iterator[str]:
+    """Address of pages that are only read."""
+    with serving(create_app(recorded, system=None)) as address:
         yield address
 
 
@@ -113,18 +114,36 @@ def test_a_request_is_reached_with_the_keyboard_alone(chromium: Any, inspector: 
 
 PAGES = (
     *("/sessions", "/sessions/1", "/sessions/1/fact?q=ORCHID-7731", "/sessions/1/settings?budget=1500"),
-    *("/requests/20", "/requests/20/why", "/requests/20/why?message=m9", "/requests/20/diff?with=raw"),
-    *("/requests/20/replay?budget=900&q=code", "/requests/20/replay?recall=7.5", "/sessions/1/steering"),
+    *("/requests/14", "/requests/14/why", "/requests/14/why?message=m9", "/requests/14/diff?with=raw"),
+    *("/requests/15/replay?budget=900&q=code", "/requests/14/replay?recall=7.5", "/sessions/1/steering"),
 )
 
 
+@pytest.fixture(scope="module")
+def everything(chromium: Any, recorded: Path) -> Iterator[str]:
+    """Address of the same pages beside a chat, to which they lead."""
+    with serving(chat_app(recorded.parent)) as address:
+        yield address
+
+
 @pytest.mark.parametrize("path", PAGES)
-def test_the_pages_have_no_serious_accessibility_fault(chromium: Any, inspector: str, path: str) -> None:
+def test_a_page_fits_a_phone_and_has_no_serious_accessibility_fault(chromium: Any, everything: str, path: str) -> None:
+    page = fitting_a_phone(chromium, everything, path)
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
-    page = Visit(chromium, inspector).go(path)
     for colours in ("light", "dark"):
         page.emulate_media(color_scheme=colours, reduced_motion="reduce")  # no colour between two
         assert not serious(axe.run(page)), colours
+
+
+def fitting_a_phone(chromium: Any, address: str, path: str) -> Any:
+    """Open a page on a phone, where it must not scroll sideways; then in a wide window."""
+    visit = Visit(chromium, address)
+    wide = visit.page.viewport_size
+    visit.page.set_viewport_size({"width": 390, "height": 780})
+    page = visit.go(path)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.set_viewport_size(wide)
+    return page
 
 
 def serious(found: Any) -> list[str]:
@@ -134,14 +153,6 @@ def serious(found: Any) -> list[str]:
         for one in found.response["violations"]
         if one["impact"] in ("serious", "critical")
     ]
-
-
-def test_a_phone_shows_every_page_without_scrolling_sideways(chromium: Any, db: Path) -> None:
-    with serving(chat_app(db.parent)) as address:
-        visit = Visit(chromium, address, viewport={"width": 390, "height": 780})
-        pages = (*PAGES, "/chat")
-        widths = {path: visit.go(path).evaluate("document.documentElement.scrollWidth") for path in pages}
-    assert max(widths.values()) <= 390, widths
 
 
 def test_a_search_within_a_request_opens_the_parts_that_match(chromium: Any, inspector: str) -> None:
@@ -336,10 +347,10 @@ def test_a_hostile_prompt_stays_text_in_the_chat(chromium: Any, tmp_path: Path) 
         assert not visit.complaints
 
 
-def test_the_chat_has_no_serious_fault_of_accessibility(chromium: Any, tmp_path: Path) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
+def test_the_chat_fits_a_phone_and_has_no_serious_fault_of_accessibility(chromium: Any, tmp_path: Path) -> None:
     with serving(chat_app(tmp_path)) as address:
-        page = Visit(chromium, address).go("/chat")
+        page = fitting_a_phone(chromium, address, "/chat")
+        axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
         page.get_by_label("Message").fill("Where do I look first?")
         page.keyboard.press("Enter")
         page.get_by_role("link", name="request 1").wait_for()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,13 @@ PROMPTS: list[str] = [
 ]
 
 
-async def trip(db: Path, **settings: Any) -> None:
+async def trip(db: Path, prompts: Sequence[str] = PROMPTS, **settings: Any) -> None:
     """Record a session about a trip whose first prompt is left out after a while."""
     compiler = ContextCompiler(model="none", store=db, system=None, record_timeout=60, **settings)
     talker = Talker(lambda messages, info: "By tram, and the last part on foot. " * 4)
     agent = Agent(talker.model, capabilities=[compiler], instructions="Plan a trip. " * 20)
     history: list[ModelMessage] = []
-    for prompt in PROMPTS:
+    for prompt in prompts:
         history = (await agent.run(prompt, message_history=history, conversation_id="trip")).all_messages()
     await compiler.aclose()
 
@@ -94,10 +94,11 @@ def test_a_replay_is_what_an_agent_with_these_settings_sends(pages: TestClient, 
 
 
 def test_the_budget_that_would_have_kept_a_message_keeps_it_in_a_replay(tmp_path: Path) -> None:
-    db, number = tmp_path / "context.db", len(PROMPTS)
-    asyncio.run(trip(db, budget=700))
+    db, prompts = tmp_path / "context.db", PROMPTS[:12]
+    number = len(prompts)
+    asyncio.run(trip(db, prompts, budget=700))
     sent = str(replayed(db, number, "--budget", 701)["messages"])
-    position, lost = next((2 * turn, prompt) for turn, prompt in enumerate(PROMPTS) if prompt not in sent)
+    position, lost = next((2 * turn, prompt) for turn, prompt in enumerate(prompts) if prompt not in sent)
     with TestClient(create_app(db, system=None), base_url="http://127.0.0.1") as pages:
         remedy = pages.get(f"/api/requests/{number}/why", params={"message": f"m{position}"}).json()["remedy"]
     assert lost in str(replayed(db, number, "--budget", remedy["budget"])["messages"])

@@ -97,12 +97,15 @@ def test_a_replay_without_a_change_is_what_was_sent(client: TestClient) -> None:
 
 
 def test_a_replay_with_other_settings_is_that_of_the_command_line(client: TestClient, db: Path) -> None:
-    row = requests_of(client, "long")[-1]
+    row = next(row for row in requests_of(client, "long") if row["status"] == "cycle")
+    tokens = {row["tokens_sent"]}
     for name, value in (("budget", 2 * row["budget"]), ("recall", "0"), ("trigger", 900)):
         found = client.get(f"/api/requests/{row['id']}/replay", params={name: value}).json()
         command = ["views", "replay", str(row["id"]), f"--{name}", str(value), "--db", str(db), "--json"]
         said = json.loads(CliRunner().invoke(app, command).stdout)
         assert (found["tokens"], found["status"]) == (said["after"]["tokens"], said["after"]["status"])
+        tokens.add(found["tokens"])
+    assert len(tokens) == 4, "each setting changes the request"
 
 
 @pytest.mark.parametrize(

@@ -258,8 +258,8 @@ FORMS = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_fate_shown_for_each_message_is_true(name: str, tmp_path: Path) -> None:
     turns = 14 if "echo quoted" in FORMS.get(name, ()) else 10  # only longer sessions quote
-    first = 1 if name == "tools" else 2  # the second of its sessions shortens nothing
-    recorded = make(tmp_path / "context.db", range(first, 3), turns, [name])
+    seed = 1 if name == "tools" else 2  # with 2 it shortens nothing
+    recorded = make(tmp_path / "context.db", range(seed, seed + 1), turns, [name])
     with TestClient(create_app(recorded.db, system=None), base_url="http://127.0.0.1") as client:
         seen = check(client, recorded)
     assert FORMS.get(name, set()) <= seen.keys(), seen
