@@ -54,7 +54,7 @@ async def test_many_rules_take_at_most_a_quarter_of_the_view(budget: int) -> Non
 
 
 @pytest.mark.parametrize("tools", [False, True])
-@pytest.mark.parametrize("budget", [1_000, 1_500, 3_000])
+@pytest.mark.parametrize("budget", [800, 1_500])
 async def test_a_rule_is_in_every_request_of_a_long_conversation(budget: int, tools: bool) -> None:
     def look(number: int) -> str:
         return prose(number, 30)
@@ -63,27 +63,28 @@ async def test_a_rule_is_in_every_request_of_a_long_conversation(budget: int, to
         new = isinstance(messages[-1].parts[-1], UserPromptPart)
         return [("look", {"number": len(messages)})] if tools and new else prose(len(messages), 60)
 
-    talker = Talker(script)
-    agent = Agent(talker.model, tools=[look], capabilities=[compiler(budget=budget)])
+    talker, views = Talker(script), list[View]()
+    agent = Agent(talker.model, tools=[look], capabilities=[compiler(budget=budget, on_view=views.append)])
     history: list[ModelMessage] = []
-    for number in range(40):
+    for number in range(24):
         prompt = f"What about matter {number}?" if number % 3 else f"Do step {number}."
         history = (
             await run(agent, "Never deploy on Fridays." if not number else prompt, message_history=history)
         ).messages
     assert all("Never deploy on Fridays." in sent.text and sent.tokens <= budget for sent in talker.sent)
+    assert sum(view.status == "compiled" for view in views) > 1
 
 
 RULES = "Never deploy on Fridays. Always use metric units. Always answer in two sentences."
 
 
 async def compiles(budget: int, first: str, again: str = "") -> tuple[int, list[str]]:
-    """Compiles of a conversation of 40 short turns, and the texts of its requests."""
+    """Compiles of a conversation of 24 short turns, and the texts of its requests."""
     views = list[View]()
     ours, talker = compiler(budget=budget, on_view=views.append), Talker(lambda messages, _: words(len(messages), 20))
     agent = Agent(talker.model, capabilities=[ours])
     history: list[ModelMessage] = []
-    for number in range(40):
+    for number in range(24):
         prompt = f"{words(number, 12)}. {again}" if number else first
         history = (await run(agent, prompt, message_history=history)).messages
     return sum(view.status == "compiled" for view in views), [sent.text for sent in talker.sent]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic_ai import Agent
+from pydantic_ai import Agent, Tool
 
 from context_compiler import View
 from tests.support.agents import Notes, Talker, compiler, run
@@ -37,6 +38,12 @@ def look(path: str) -> str:
     return prose(len(path), 30)
 
 
+@cache
+def look_tool() -> Tool[Any]:
+    """A tool for all agents; making the schema of its arguments takes as long as a request."""
+    return Tool(look)
+
+
 class Faulty:
     """One agent, a long history, and everything that was heard of failures."""
 
@@ -46,7 +53,7 @@ class Faulty:
         self.talker = Talker(script)
         given = {"budget": BUDGET, "on_error": self.errors.append, "on_view": self.views.append, "record_timeout": None}
         self.ours = compiler(notes, **{**given, **wanted})
-        self.agent = Agent(self.talker.model, tools=[look], capabilities=[self.ours])
+        self.agent = Agent(self.talker.model, tools=[look_tool()], capabilities=[self.ours])
         self.history = long_history(40)
 
     async def ask(self, prompt: str = "and now?", **given: Any) -> Any:

@@ -19,7 +19,7 @@ from tests.support.openai_server import TemplateServer
 ASK = "With what does gate 3 open?"
 
 
-def prompts(turns: int = 24) -> Iterator[str]:
+def prompts(turns: int) -> Iterator[str]:
     for turn in range(turns):
         asks = turn % 5 == 4
         yield ASK if asks else f"Gate {turn} opens with {turn * 37 % 1000:03d}. " + prose(turn, 60)
@@ -31,9 +31,9 @@ def server() -> Iterator[TemplateServer]:
         yield running
 
 
-async def live(agent: Agent[Any, Any], given: Sequence[ModelMessage] = ()) -> list[ModelMessage]:
+async def live(agent: Agent[Any, Any], given: Sequence[ModelMessage] = (), turns: int = 24) -> list[ModelMessage]:
     history = list(given)
-    for prompt in prompts():
+    for prompt in prompts(turns):
         history = (await agent.run(prompt, message_history=history, conversation_id="gates")).all_messages()
     return history
 
@@ -48,7 +48,7 @@ def said(server: TemplateServer) -> list[list[str]]:
 @pytest.mark.parametrize("notes", [None, Notes("**Goal**: keep a list of the gates and of what opens them.")])
 async def test_a_conversation_goes_on_past_its_cuts(server: TemplateServer, notes: Notes | None, inject: str) -> None:
     ours = compiler(notes, budget=1_200 if notes else 1_500, inject=inject)
-    await live(Agent(server.model(), capabilities=[ours]))
+    await live(Agent(server.model(), capabilities=[ours]), turns=15)
     assert any("QUOTED" in str(body) for body in server.requests)
     assert any("BEGIN RECALLED" in str(texts[0]) for texts in said(server)), "the block is in the prompt"
     assert not any("QUOTED" in text for texts in said(server) for text in texts)

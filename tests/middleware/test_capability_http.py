@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic_ai import Agent, BinaryContent, ModelRetry, RunContext
+from pydantic_ai import Agent, BinaryContent, ModelRetry, RunContext, Tool
 from pydantic_ai.messages import (
     ModelMessage,
     ModelResponse,
@@ -46,6 +47,12 @@ def picture() -> Any:
     return [BinaryContent(PNG.data, media_type="image/png"), "a small picture"]
 
 
+@cache
+def tools() -> list[Tool[Any]]:
+    """The tools of all agents; making the schemas of their arguments takes as long as a request."""
+    return [Tool(look), Tool(search), Tool(picture)]
+
+
 class Talk:
     """An agent with tools that talks to one server in turns of several steps, some with calls at once."""
 
@@ -55,7 +62,7 @@ class Talk:
         self.ours = compiler(Notes(), **given)
         self.agent = Agent(
             server.model(name),
-            tools=[look, search, picture],
+            tools=tools(),
             capabilities=[self.ours],
             instructions="Be brief.",
             retries=2,

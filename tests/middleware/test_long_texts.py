@@ -19,7 +19,7 @@ from tests.support.agents import Notes, Talker, compiler
 from tests.support.growth import cpu
 from tests.support.histories import assert_pairs_whole, long_history, user
 
-LONG = 300_000
+LONG = 250_000
 FACT = "The pass word of the vault is Rhododendron."
 
 

@@ -20,7 +20,7 @@ from context_compiler import ContextCompiler
 from context_compiler.messages.history import Reader
 from context_compiler.tokens import TokenCounter
 
-BUDGET = 8_000
+BUDGET = 4_000
 BLAND = "The user set up several services and discussed naming. Work continues."
 THINGS = (
     "staging database|build queue|payment ledger|search cluster|mail relay|backup bucket|audit table|login service"
@@ -134,8 +134,8 @@ async def test_all_facts_asked_for_are_sent_with_any_summaries_and_tools(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    outcome = await converse(150, 10, seed=7)
+    outcome = await converse(80, 10, seed=7)
     assert [row.fact.question for row in outcome.rows if not row.held] == []
     assert len(outcome.rows) == 10
     assert outcome.over == 0
-    assert 1 <= outcome.summaries < 30
+    assert 1 <= outcome.summaries < 16

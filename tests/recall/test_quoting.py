@@ -234,10 +234,10 @@ def test_the_pieces_of_a_text_are_the_text(text: str) -> None:
 @pytest.mark.parametrize("template", ["extractive", "chat_compiler"])
 async def test_a_one_shot_view_quotes_from_inside_a_result_as_a_live_agent_does(template: str, budget: int) -> None:
     history: list[ModelMessage] = []
-    for number in range(30):
-        lines = [f"10:{at // 60:02}:{at % 60:02} service-{at % 37} took {at * 31 % 977} ms" for at in range(300)]
+    for number in range(12):
+        lines = [f"10:{at // 60:02}:{at % 60:02} service-{at % 37} took {at * 31 % 977} ms" for at in range(200)]
         if number == 4:
-            lines[150] = "10:02:30 service-kiln stopped: the certificate of vault omega expired on 2026-04-17"
+            lines[100] = "10:02:30 service-kiln stopped: the certificate of vault omega expired on 2026-04-17"
         history += [user(f"Look at log {number}."), assistant(call("read_log", f"c{number}", number=number))]
         history += [user(answer(f"c{number}", "\n".join(lines), tool="read_log")), assistant("There are some delays.")]
     prompt = "When did the certificate of vault omega expire?"
