@@ -22,8 +22,9 @@ from context_compiler.messages.prompts import asking_part, asking_share, asks, i
 from context_compiler.messages.turns import Turn
 from context_compiler.settings import amount_tokens
 
-BEARING = 8
-"""Divisor of `recall=` for the block of a short prompt that does not ask, such as "write to the caterer"."""
+ANSWER = 200
+"""Tokens of an answer with what stands beside it: the least that the block of a prompt which asks may take, and the
+most for a short one that does not, such as "write to the caterer"."""
 
 TURNS = 5
 """Number of newest turns from which the growth of a turn is estimated."""
@@ -67,16 +68,17 @@ class BlockSizes:
     def most(self, prompt: str) -> int:
         """Maximum size of the block of a prompt: `recall=` times the square of the fraction of the prompt that asks.
 
-        Who asks in passing needs little. Every request of a turn sends its block again, so the requests of a usual turn
-        share these tokens. A prompt that does not ask gets nothing, or little if it is short and no tool was called.
+        Who asks in passing needs little, but the whole answer. Every request of a turn sends its block again, so the
+        requests of a usual turn share these tokens. A prompt that does not ask gets nothing, or little if it is short
+        and no tool was called.
         """
-        plan = self.plan
+        plan, least = self.plan, min(self.recall, ANSWER)
         if self._is_large:
             return self.recall
         if self.asks_past(prompt):
             share = asking_share(asking_part(prompt, plan.counter)) or 1.0  # "I forgot what opens it" has no question
-            return int(self.recall * share**2 / max(1, plan.requests_per_turn))
-        return self.recall // BEARING if not plan.tool_calls and is_short(prompt, plan.counter) else 0
+            return max(least, int(self.recall * share**2 / max(1, plan.requests_per_turn)))
+        return least if not plan.tool_calls and is_short(prompt, plan.counter) else 0
 
     def expected(self, blocks: Blocks | None) -> int:
         """Size of this turn's block in `blocks`; its maximum size if it has not been searched yet."""

@@ -377,6 +377,30 @@ async def test_text_added_to_a_prompt_and_removed_from_the_history_keeps_the_con
     await (await lived(100)).assert_few_compiles(await lived(0))
 
 
+FORMS = (
+    "Current date: 2026-11-28. User: Anna (premium), Berlin.\n{}",
+    "{}\n- be brief\n- name the source\n- use English\n- no markdown\n- if you do not know it, say so",
+    "{} Answer with a JSON object that has the fields answer and confidence, and nothing else.",
+    "Hi there, I hope that you are doing well. I have one quick thing on my mind this morning. {} Thanks a lot!",
+    "I am preparing the release notes for tomorrow, and the team waits for the details of our setup. {}",
+    "<context>" + prose(77, 60) + "</context> {}",
+    "### Context:\n" + prose(78, 50) + "\n### User:\n{}\n### Assistant:",
+)
+"""Prompts as people and applications write them around a question."""
+
+
+@pytest.mark.parametrize("kind", [Life, calling])
+async def test_a_question_gets_its_answer_whatever_stands_beside_it(kind: Callable[[int], Life]) -> None:
+    life = kind(1_500)
+    await life.matters(TURNS)
+    history = life.history
+    for form in FORMS:
+        life.history = history
+        await life.turn(form.format(ASK))
+        life.last.assert_in_context("heron")
+    life.assert_within(budget=1_500, pairs=True)
+
+
 def _as_typed(part: Any) -> Any:
     if not isinstance(part, UserPromptPart):
         return part
