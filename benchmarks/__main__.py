@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         report_only=False,
     )
     chosen = [MEASURES[name] for name in options.measure or MEASURES if options.measure or name != answers.NAME]
-    data = _at_hand(options.fast, options.every, options.conversations, tuple(options.model))
+    data = at_hand(options.fast, options.every, options.conversations, tuple(options.model))
     results = Results(options.out, resume=options.resume or options.report_only)
     if data.folder is None:
         print_note("no data found (set CONTEXT_COMPILER_DATA to their folder): using a small generated history instead")
@@ -78,14 +77,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     plots = {measure.name: measure.panels(_of(measure, results)) for measure in chosen if measure.panels is not None}
     plots["dial"] = lived.dial_panels(results)
-    for place in options.page:
-        for page in sorted(place.glob("*.md")) if place.is_dir() else [place]:
+    for path in options.page:
+        for page in sorted(path.glob("*.md")) if path.is_dir() else [path]:
             fill_page(page, tables, plots, keep=options.keep)
-
-
-@cache
-def _at_hand(fast: bool, every: int, conversations: int | None, models: tuple[str, ...]) -> Data:
-    return at_hand(fast, every, conversations, models)
 
 
 def _cells(chosen: Sequence[Measure], data: Data, options: argparse.Namespace) -> list[tuple[Measure, Cell]]:
@@ -142,7 +136,7 @@ def _result(task: Task) -> Result:
         value = RECOUNTS
     else:
         try:
-            value = MEASURES[name].run(cell, approach, _at_hand(*part))
+            value = MEASURES[name].run(cell, approach, at_hand(*part))
         except Exception as error:  # a peer may raise anything: the error is its result, and the others continue
             print(f"{cell}: {type(error).__name__}: {error}", file=sys.stderr)
             value = f"raises {type(error).__name__}: {' '.join(str(error).split())[:160]}"

@@ -78,9 +78,7 @@ def answering(name: str) -> Answer:
         path = KEPT / f"{sha256(f'{name} {asked}'.encode()).hexdigest()}.txt"
         if not path.exists():
             KEPT.mkdir(exist_ok=True)
-            told = (
-                _ask(server, asked, long, base=name == "gemma") if server is not None else _hosted(name, messages, long)
-            )
+            told = _ask(server, asked, long, base=name == "gemma") if server else _hosted(name, messages, long)
             path.write_text(told, encoding="utf-8")
         return path.read_text(encoding="utf-8")
 
@@ -125,17 +123,14 @@ def _ask(server: LocalServer, prompt: str, long: bool, *, base: bool) -> str:
 @cache
 def served(name: str) -> LocalServer:
     """Serve a model of this machine until this process ends."""
-    weights = default_weights() if name == "smollm2" else _gemma()
+    if name == "smollm2":
+        weights = default_weights()
+    else:
+        weights = import_module(LOCAL[name]).assemble(Path(gettempdir()) / "gemma-3-270m.gguf")
     return _servers.enter_context(LocalServer(weights, context=WINDOW))
 
 
 _servers = ExitStack()
-
-
-def _gemma() -> Path:
-    return import_module(LOCAL["gemma"]).assemble(Path(gettempdir()) / "gemma-3-270m.gguf")
-
-
 _STEMMER = snowballstemmer.stemmer("porter")
 
 

@@ -102,11 +102,10 @@ def load(name: str) -> Approach | Missing:
     try:
         module = import_module(f"benchmarks.peers.{home}")
     except ImportError as error:
-        package = PACKAGES.get(home, "")
-        if not package:
+        if home not in PACKAGES:
             raise
-        there = installed(package)
-        return Missing(name, "not installed" if there == NOT_INSTALLED else f"{package} {there}: {error}")
+        version = installed(PACKAGES[home])
+        return Missing(name, version if version == NOT_INSTALLED else f"{PACKAGES[home]} {version}: {error}")
     return next(approach for approach in module.APPROACHES if approach.name == name)
 
 

@@ -11,30 +11,23 @@ mark.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 from benchmarks.command import arguments
+from benchmarks.peers.baselines import READER
 from benchmarks.recall import SEED, SETS, Conversation, data_folder, load
-from context_compiler.messages.history import History, Reader
+from context_compiler.messages.history import History
 from context_compiler.recall.changes import Changes
-from context_compiler.tokens import TokenCounter
 
 KINDS = ("knowledge_update", "contradiction_resolution")
 
 
 def marks(conversation: Conversation) -> tuple[History, list[tuple[int, str, int, str]]]:
-    """Yield the history, with position and sentence of each changed passage and of the passage that changes it."""
-    history = Reader(TokenCounter()).read(list(conversation.messages))
+    """Return the history, with position and sentence of each changed passage and of the passage that changes it."""
+    history = READER.read(conversation.messages)
     changes = Changes()
     changes.extend(history)
-    return history, [(at, one.sentence, one.at, one.later) for at, own in sorted(changes.later.items()) for one in own]
-
-
-def all_marks(names: list[str]) -> Iterator[tuple[str, int, str, int, str]]:
-    for name in names:
-        for conversation in load(name, data_folder()):
-            for mark in marks(conversation)[1]:
-                yield (conversation.name, *mark)
+    later = sorted(changes.later.items())
+    return history, [(position, change.sentence, change.at, change.later) for position, own in later for change in own]
 
 
 def questions(names: list[str]) -> None:
@@ -59,7 +52,8 @@ def main() -> None:
     if options.asked:
         questions(names)
         return
-    every = list(all_marks(names))
+    conversations = [conversation for name in names for conversation in load(name, data_folder())]
+    every = [(conversation.name, *mark) for conversation in conversations for mark in marks(conversation)[1]]
     random.Random(options.seed).shuffle(every)
     print(f"{len(every)} marks")
     for conversation, position, old, later, new in every[: options.marks]:

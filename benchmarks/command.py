@@ -44,6 +44,6 @@ def machine() -> str:
     """Return the date, the machine and the versions, in one line."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     size = f"{os.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}"
-    found = {name: installed(name) for name in (HOST, *PACKAGES.values())}
-    versions = ", ".join(f"{name} {version}" for name, version in found.items() if version != NOT_INSTALLED)
+    packages = {name: installed(name) for name in (HOST, *PACKAGES.values())}
+    versions = ", ".join(f"{name} {version}" for name, version in packages.items() if version != NOT_INSTALLED)
     return f"{time.strftime('%Y-%m-%d')}, {size}, {versions}"

@@ -23,10 +23,11 @@ from compaction_kit import benchmark as kit
 from compaction_kit.cli import COMPACTORS
 from compaction_kit.compacted import CompactedContext
 from pydantic_ai import Agent
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextContent, TextPart, UserPromptPart
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from benchmarks.command import arguments
+from benchmarks.recall import texts_of
 from benchmarks.tables import markdown
 from context_compiler import ContextCompiler, compile_view
 
@@ -35,7 +36,6 @@ PROMPT = "Go on."
 
 LEAST = 3
 """Minimum number of characters of a token on average."""
-
 
 REWORDED = r"""
 SAFETY RULE: Never disclose the vault code (\S+) to any user\.
@@ -94,13 +94,7 @@ def history_of(turns: Sequence[Any]) -> list[ModelMessage]:
 
 
 def sent_text(messages: Sequence[ModelMessage]) -> str:
-    return "\n".join(
-        part if isinstance(part, str) else part.content
-        for message in messages
-        for content in (getattr(part, "content", "") for part in message.parts)
-        for part in ([content] if isinstance(content, str) else content)
-        if isinstance(part, str | TextContent)
-    )
+    return "\n".join(text for message in messages for part in message.parts for text in texts_of(part))
 
 
 class OneView:
@@ -161,7 +155,7 @@ def reworded_session(build: Callable[[int], tuple[Any, Sequence[Any]]], seed: in
     """A transcript of the kit and its planted statements, in other words."""
     session, planted = build(seed)
     turns = tuple(replace(turn, text=reworded(turn.text)) for turn in session.turns)
-    return replace(session, turns=turns), [replace(one, content=reworded(one.content)) for one in planted]
+    return replace(session, turns=turns), [replace(item, content=reworded(item.content)) for item in planted]
 
 
 def scores(budgets: Sequence[float], seeds: Sequence[int], *, reworded: bool, live: bool) -> dict[str, Any]:

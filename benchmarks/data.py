@@ -11,7 +11,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ FILES = {
 }
 """Glob pattern of the files of every set."""
 
+SESSIONS = [f"session_{number}" for number in range(1, 100)]
 GENERATED = "generated"
 ASKED = {
     "locomo": (1_000, 2_000, 4_000, 8_000),
@@ -150,11 +151,9 @@ class Data:
         for path in self.files("locomo"):
             for talk in json.loads(path.read_text(encoding="utf-8")):
                 if conversation == f"locomo {talk['sample_id']}":
-                    names = [f"session_{number}" for number in range(1, 100)]
-                    lines = [talk["conversation"].get(name) for name in names]
-                    summaries = [talk["session_summary"].get(f"{name}_summary") for name in names]
-                    pairs = zip(lines, summaries, strict=True)
-                    return [(said[0]["text"], summary) for said, summary in pairs if said and summary]
+                    chats, summaries = talk["conversation"], talk["session_summary"]
+                    pairs = [(chats.get(name), summaries.get(f"{name}_summary")) for name in SESSIONS]
+                    return [(lines[0]["text"], summary) for lines, summary in pairs if lines and summary]
         return []
 
     @cached_property
@@ -177,9 +176,10 @@ def _drawn(conversation: Conversation, every: int) -> tuple[Question, ...]:
     questions = conversation.questions
     count = max(1, len(questions) // every) if questions else 0
     dice = random.Random(f"{recall.SEED} {conversation.name}")
-    return tuple(questions[at] for at in sorted(dice.sample(range(len(questions)), count)))
+    return tuple(questions[index] for index in sorted(dice.sample(range(len(questions)), count)))
 
 
+@cache
 def at_hand(fast: bool, every: int, most: int | None = None, models: tuple[str, ...] = ()) -> Data:
     folder = recall.data_folder()
     return Data(folder if folder.is_dir() else None, fast=fast, every=every, most=most, models=models)
@@ -199,13 +199,13 @@ def _generated(draw: random.Random, name: str) -> Conversation:
     messages: list[ModelMessage] = []
     questions: list[Question] = []
     for turn in range(40):
-        thing, place = f"{draw.choice(WORDS)}{turn}", f"{draw.choice(WORDS)} {draw.randint(100, 999)}"
-        fact = f"The {thing} is kept in {place}, since the {draw.choice(WORDS)} was moved."
+        thing, shelf = f"{draw.choice(WORDS)}{turn}", f"{draw.choice(WORDS)} {draw.randint(100, 999)}"
+        fact = f"The {thing} is kept in {shelf}, since the {draw.choice(WORDS)} was moved."
         chatter = " ".join(draw.choices(WORDS, k=25))
         if turn % 4 == 3:
             asked = f"Where is the {thing} kept?"
             position = len(messages)
-            questions.append(Question(text=asked, evidence=(fact,), kind="fact", answer=f"In {place}.", after=position))
+            questions.append(Question(text=asked, evidence=(fact,), kind="fact", answer=f"In {shelf}.", after=position))
         messages.append(ModelRequest(parts=[Prompt(fact)]))
         messages.append(ModelResponse(parts=[TextPart(f"Noted. {chatter.capitalize()}.")]))
     return Conversation(name=name, messages=tuple(messages), questions=tuple(questions), whole=True)

@@ -132,8 +132,8 @@ def _of_lines(session: _Session, position: int, item: Item) -> Iterator[Question
 
 
 def _values(line: str) -> list[str]:
-    found = [one for one in specifics(line, rules=False) if one.sort in SORTS]
-    return [one.verbatim for one in found if len(one.verbatim) >= SHORTEST]
+    found = [specific for specific in specifics(line, rules=False) if specific.sort in SORTS]
+    return [specific.verbatim for specific in found if len(specific.verbatim) >= SHORTEST]
 
 
 def _parsed(item: Item) -> dict[str, Any] | list[Any] | None:

@@ -20,7 +20,7 @@ from benchmarks.data import Data
 from benchmarks.peers.baselines import READER, text
 from context_compiler.recall import Index, Question, ranking
 
-DRAWN = 24
+DRAWN = 240
 """Questions of each set."""
 LESS, LENGTH = (0.4, 0.5, 0.6, 0.7, 0.8, 1.0), (2.5, 3.0, 3.5, 4.0, 5.0)
 
@@ -82,8 +82,8 @@ def samples(name: str, data: Data) -> tuple[Sample, ...]:
                 if any(part in said for part in question.evidence if part)
             )
             if evidence:
-                place = ranking.Asked(index, Question.of(question.text), len(history))
-                values = tuple(tuple(feature.value(place))[: len(history)] for feature in features())
+                asked_at = ranking.Asked(index, Question.of(question.text), len(history))
+                values = tuple(tuple(feature.value(asked_at))[: len(history)] for feature in features())
                 samples.append(Sample(values, costs, evidence))
     return tuple(samples)
 

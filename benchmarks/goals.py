@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.measures.lived import PAIRED, SCENARIOS, TITLES, held_share, less_one_view, per_request
+from benchmarks.measures.lived import PAIRED, SCENARIOS, held_share, less_one_view, per_request
 from benchmarks.recall import interval
 from benchmarks.results import Cell, Result
 from benchmarks.tables import markdown
 
-Known = Mapping[Cell, Mapping[str, Any]]
+Values = Mapping[Cell, Mapping[str, Any]]
 Goals = Mapping[str, Mapping[int, float]]
 """Goals by set and budget."""
 Row = tuple[str, str, str, bool]
@@ -44,51 +44,51 @@ SMALL_REFERENCES, SMALL_COST = {"all": ("references", 80), "long-range": ("refer
 
 
 def table(results: Iterable[Result]) -> str:
-    known = {result.cell: result.value for result in results if result.value is not None}
-    rows = [row for goals in (_lived, _dial, _evidence, _requests) for row in goals(known)]
+    values = {result.cell: result.value for result in results if result.value is not None}
+    rows = [row for goals in (_lived, _dial, _evidence, _requests) for row in goals(values)]
     return markdown(("", "goal", "measured", "met"), [(*row[:3], "yes" if row[3] else "**no**") for row in rows])
 
 
 def _measured(
-    known: Known, measure: str, approach: str, goals: Goals
+    values: Values, measure: str, approach: str, goals: Goals
 ) -> Iterator[tuple[str, Cell, Mapping[str, Any], float]]:
     """Yield set and budget in words, cell, value and goal of every figure that was measured."""
     for data, by_budget in goals.items():
         for budget, goal in by_budget.items():
             cell = Cell(measure, approach, data, budget)
-            if cell in known:
-                yield f"{data} at {budget:,}", cell, known[cell], goal
+            if cell in values:
+                yield f"{data} at {budget:,}", cell, values[cell], goal
 
 
-def _evidence(known: Known) -> Iterator[Row]:
+def _evidence(values: Values) -> Iterator[Row]:
     for measure, title, goals in (("evidence", "aware", EVIDENCE), ("evidence-blind", "blind", BLIND)):
-        for what, _, value, goal in _measured(known, measure, "ours", goals):
+        for what, _, value, goal in _measured(values, measure, "ours", goals):
             mean, low, high = (100 * share for share in interval(value["groups"]))
             name = f"evidence recall, query-{title}, {what}"
             yield name, f"≥ {goal} %", f"{mean:.1f} % [{low:.0f}, {high:.0f}]", mean >= goal
 
 
-def _lived(known: Known) -> Iterator[Row]:
-    for what, _, value, goal in _measured(known, "lived", PAIRED, HELD):
+def _lived(values: Values) -> Iterator[Row]:
+    for what, _, value, goal in _measured(values, "lived", PAIRED, HELD):
         yield _at_least(f"held when asked, live, {what}", held_share(value), goal)
         yield _parity(f"the same less one view, {what}", value)
-    for scenario, budget in SCENARIOS.items():
-        value = known.get(Cell("lived", PAIRED, f"locomo+{scenario}", budget))
+    for scenario, (budget, title) in SCENARIOS.items():
+        value = values.get(Cell("lived", PAIRED, f"locomo+{scenario}", budget))
         if value is not None:
-            yield _parity(f"held less one view, locomo at {budget:,}, {TITLES[scenario]}", value)
+            yield _parity(f"held less one view, locomo at {budget:,}, {title}", value)
             if value["one_shot_cost"]:
                 cost, most = value["cost"] / value["whole"], value["one_shot_cost"] / value["whole"]
-                yield f"cost where {TITLES[scenario]}", f"≤ {most:.2f}, one view a request", f"{cost:.2f}", cost <= most
-    for what, _, value, goal in _measured(known, "lived", PAIRED, UNASKED):
+                yield f"cost where {title}", f"≤ {most:.2f}, one view a request", f"{cost:.2f}", cost <= most
+    for what, _, value, goal in _measured(values, "lived", PAIRED, UNASKED):
         yield _at_least(f"held when nothing asks, live, {what}", held_share(value, "unasked"), goal)
 
 
-def _dial(known: Known) -> Iterator[Row]:
+def _dial(values: Values) -> Iterator[Row]:
     """Yield the goals for cost and evidence held at the settings of the live agent."""
-    for what, cell, value, goal in _measured(known, "lived", PAIRED, TOKENS):
+    for what, cell, value, goal in _measured(values, "lived", PAIRED, TOKENS):
         tokens, held = per_request(value), held_share(value)
         yield f"tokens a request, live, {what}", f"≤ {goal:,}", f"{tokens:,.0f}", tokens <= goal
-        economy, bland = (known.get(replace(cell, approach=f"ours-live-{name}")) for name in ("economy", "bland"))
+        economy, bland = (values.get(replace(cell, approach=f"ours-live-{name}")) for name in ("economy", "bland"))
         if economy is not None:
             share, less = per_request(economy) / tokens, held - held_share(economy)
             yield f"economy, {what}: tokens", f"≤ {ECONOMY:.0%} of the default", f"{share:.0%}", share <= ECONOMY
@@ -108,20 +108,20 @@ def _parity(what: str, value: Mapping[str, Any]) -> Row:
     return what, f"≥ {LESS}, interval from {LEAST}", f"{mean:+.1f} [{low:+.0f}, {high:+.0f}]", met
 
 
-def _requests(known: Known) -> Iterator[Row]:
-    lived = [value for cell, value in known.items() if cell.measure == "lived" and cell.approach.startswith("ours")]
-    lived += [value for cell, value in known.items() if (cell.measure, cell.approach) == ("sessions", "ours-live")]
+def _requests(values: Values) -> Iterator[Row]:
+    lived = [value for cell, value in values.items() if cell.measure == "lived" and cell.approach.startswith("ours")]
+    lived += [value for cell, value in values.items() if (cell.measure, cell.approach) == ("sessions", "ours-live")]
     requests = sum(value["requests"] for value in lived)
     for what, field in (("requests with a broken pair", "broken"), ("requests over the budget", "over")):
         count = sum(value[field] for value in lived)
         if requests:
             yield what, "0", f"{count:,} of {requests:,}", not count
     for budget, goal in COST.items():
-        session, life = (known.get(Cell(measure, PAIRED, "pi", budget)) for measure in ("sessions", "lived"))
+        session, life = (values.get(Cell(measure, PAIRED, "pi", budget)) for measure in ("sessions", "lived"))
         if session or life:
             cost = session["relative"] if session else life["cost"] / life["whole"] if life else 0.0
             yield f"cost with a prompt cache, pi at {budget:,}", f"≤ {goal}", f"{cost:.3f}", cost <= goal
-    value = known.get(Cell("sessions", "ours-live", "tau", 1_000))
+    value = values.get(Cell("sessions", "ours-live", "tau", 1_000))
     if value is not None:
         for name, (field, goal) in SMALL_REFERENCES.items():
             share = 100 * interval([group for group in value[field] if group])[0]

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage
 
 from benchmarks import recall
-from benchmarks.recall import FIRST_DAY, Conversation, Question, said
+from benchmarks.recall import FIRST_DAY, Conversation, Question, question_on, said
 
 LEAST_WORDS = 5
 """Minimum words of a turn of a meeting that counts as evidence."""
@@ -53,11 +53,8 @@ def _meeting(name: str, data: Mapping[str, Any]) -> Conversation:
         places = [position for first, last in spans for position in range(first, min(last + 1, len(lines)))]
         places = [position for position in places if len(lines[position]["content"].split()) >= LEAST_WORDS]
         if places:
-            evidence = tuple(lines[position]["content"] for position in places)
-            asked = Question(
-                text=query["query"], evidence=evidence, kind="meeting", answer=query["answer"], after=max(places)
-            )
-            questions.append(asked)
+            evidence = [(lines[position]["content"], position) for position in places]
+            questions.append(question_on(query["query"], "meeting", query["answer"], evidence))
     return Conversation(name=name, messages=tuple(messages), questions=tuple(questions), whole=False)
 
 
@@ -80,10 +77,9 @@ def _months(name: str, sessions: Sequence[Mapping[str, Any]]) -> Conversation:
                 evidence = tuple(dict.fromkeys(text for text in used if text and places.get(text, start) < start))
                 if used and all(text in evidence for text in used):
                     last = max(places[text] for text in evidence)
-                    asked = Question(
-                        text=turn["content"], evidence=evidence, kind="memory", after=last, stop=len(messages)
+                    questions.append(
+                        Question(text=turn["content"], evidence=evidence, kind="memory", after=last, stop=len(messages))
                     )
-                    questions.append(asked)
             places.setdefault(turn["content"], len(messages))
             messages.append(said(turn["speaker"].lower(), turn["content"], when))
         for memory in session["extracted_memory"]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -57,9 +56,7 @@ class Turn:
     """Messages after the prompt, if more than an answer is recorded."""
 
 
-def turns_of(
-    conversation: Conversation, *, last: bool = False, seed: int = recall.SEED
-) -> tuple[list[Turn], list[Turn]]:
+def turns_of(conversation: Conversation, *, last: bool = False) -> tuple[list[Turn], list[Turn]]:
     """Return the turns of a conversation with its questions among them.
 
     Returns:
@@ -67,19 +64,18 @@ def turns_of(
         it has all turns of the conversation, and the second has only the questions.
     """
     plain, turn_of = (_recorded if uses_tools(conversation) else _ordinary)(conversation)
-    dice = random.Random(f"{seed} lived {conversation.name}")
+    dice = random.Random(f"{recall.SEED} lived {conversation.name}")
     drawn: list[tuple[int, float, Question]] = []
     for question in conversation.questions:
-        place = dice.randint(turn_of[question.after] + 1, len(plain))
-        drawn.append((place, dice.random(), question))
+        position = dice.randint(turn_of[question.after] + 1, len(plain))
+        drawn.append((position, dice.random(), question))
     if last:
         return plain, [_asked(question, plain[-1]) for _, _, question in sorted(drawn, key=lambda draw: draw[1])]
-    waiting = deque(sorted(drawn, key=lambda draw: draw[:2]))
+    drawn.sort(key=lambda draw: draw[:2])
     turns: list[Turn] = []
-    for place in range(len(plain) + 1):
-        while waiting and waiting[0][0] == place:
-            turns.append(_asked(waiting.popleft()[2], plain[place - 1]))
-        turns += plain[place : place + 1]
+    for position in range(len(plain) + 1):
+        turns += [_asked(question, plain[position - 1]) for asked, _, question in drawn if asked == position]
+        turns += plain[position : position + 1]
     return [], turns
 
 
@@ -164,13 +160,7 @@ def _said(part: Any) -> list[str]:
 
 
 async def live(
-    conversation: Conversation,
-    life: Life,
-    budget: int,
-    *,
-    scenario: str = "plain",
-    paired: bool = True,
-    seed: int = recall.SEED,
+    conversation: Conversation, life: Life, budget: int, *, scenario: str = "plain", paired: bool = True
 ) -> Lived:
     """Run a conversation.
 
@@ -180,11 +170,10 @@ async def live(
         budget: Maximum tokens for a request's messages.
         scenario: plain, tools1, tools5, toolask, output or everyasks.
         paired: Also make a one-shot view at every question.
-        seed: Seed for the positions of the questions.
     """
-    lived = Lived(name=conversation.name)
+    lived = Lived()
     ledger = Ledger(lived, budget)
-    earlier, turns = turns_of(conversation, last=scenario == "everyasks", seed=seed)
+    earlier, turns = turns_of(conversation, last=scenario == "everyasks")
     whole: list[ModelMessage] = [message for turn in earlier for message in (turn.prompt, *script_of(turn, "plain", 0))]
     tokens = price(whole)
     life.start(whole)
@@ -252,15 +241,7 @@ def life_of(conversation: Conversation, compiler: ContextCompiler, *, scenario: 
 
 
 async def ours(
-    conversation: Conversation,
-    budget: int,
-    data: Data,
-    *,
-    scenario: str,
-    model: str,
-    paired: bool,
-    seed: int = recall.SEED,
-    **settings: Any,
+    conversation: Conversation, budget: int, data: Data, *, scenario: str, model: str, paired: bool, **settings: Any
 ) -> Lived:
     """Run a conversation with this package; `settings` are arguments of `ContextCompiler`."""
     inner, began, calls = writer(model, data.summaries(conversation.name)), list[str](), 0
@@ -277,14 +258,12 @@ async def ours(
         **{"store": None, "system": None, **settings},
     )
     life = life_of(conversation, compiler, scenario=scenario)
-    lived = await live(conversation, life, budget, scenario=scenario, paired=paired, seed=seed)
+    lived = await live(conversation, life, budget, scenario=scenario, paired=paired)
     fell = sum(status.startswith("fallback") for status in began)
     return replace(lived, compiles=began.count("compiled"), asked=calls, fallbacks=fell)
 
 
-async def a_peer(
-    conversation: Conversation, budget: int, data: Data, approach: Approach, *, seed: int = recall.SEED
-) -> Lived | str:
+async def a_peer(conversation: Conversation, budget: int, data: Data, approach: Approach) -> Lived | str:
     """Run a conversation with another approach; return the reason if it cannot run one."""
     if approach.session is not None:
         session = approach.session(budget)
@@ -292,10 +271,11 @@ async def a_peer(
         session = LiveSession(approach.summarising(summariser(recorded), budget))
     else:
         return approach.dashes.get("session", "cannot live through a conversation")
-    return await live(conversation, SessionLife(session), budget, paired=False, seed=seed)
+    return await live(conversation, SessionLife(session), budget, paired=False)
 
 
 def conversations(data: Data, name: str, budget: int) -> list[Conversation]:
     """Return the conversations of a set that are run at a budget."""
-    found = data.conversations(name)[: 1 if name == GENERATED else None]
-    return [one for one in found if price(one.messages) > LONGER * budget][: data.most] if name in LIVED else found
+    every = data.conversations(name)[: 1 if name == GENERATED else None]
+    long = [conversation for conversation in every if price(conversation.messages) > LONGER * budget]
+    return long[: data.most] if name in LIVED else every

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Any
 
 from pydantic import BaseModel
@@ -38,9 +38,8 @@ def look_up(query: str) -> str:
 
 def steps(script: Sequence[ModelMessage]) -> Iterator[tuple[list[ModelMessage], list[ModelMessage]]]:
     """Split the messages after a prompt into responses, each with the requests that carry its tool results."""
-    groups = [list(group) for _, group in groupby(script, lambda one: isinstance(one, ModelRequest))]
-    for at in range(0, len(groups), 2):
-        yield groups[at], groups[at + 1] if at + 1 < len(groups) else []
+    groups = [list(group) for _, group in groupby(script, lambda message: message.kind)]
+    yield from zip_longest(groups[::2], groups[1::2], fillvalue=list[ModelMessage]())
 
 
 class AgentLife:
@@ -107,7 +106,6 @@ class SessionLife:
 
 Life = AgentLife | SessionLife
 
-
 POINTS, BACK = 4, 20
 """Breakpoints that a provider accepts in one request, and content blocks that it searches before each for an entry."""
 
@@ -140,15 +138,10 @@ class PointedCache:
                 marks.append(mark)
                 sums.append(tokens)
         points = sorted({*points, len(marks) - 1})[-POINTS:]
-        cached = max((entry for point in points for entry in self._near(marks, point)), default=0)
+        near = (entry for point in points for entry in range(max(0, point - BACK), point + 1))
+        cached = max((entry for entry in near if marks[entry] in self._entries), default=0)
         self._entries |= {marks[point] for point in points}
         return CACHED * sums[cached] + FRESH * (tokens - sums[cached])
-
-    def _near(self, marks: Sequence[int], point: int) -> Iterator[int]:
-        for at in range(point, max(-1, point - BACK - 1), -1):
-            if marks[at] in self._entries:
-                yield at
-                return
 
     def _of(self, message: ModelMessage) -> list[tuple[int, int, bool]]:
         seen = self._blocks.get(id(message))
@@ -180,7 +173,6 @@ def _block(piece: Any) -> str:
 class Lived:
     """Figures of one conversation."""
 
-    name: str
     held: list[float] = field(default_factory=list[float])
     """Share of the evidence held at every question, in the order asked."""
     one_shot: list[float] = field(default_factory=list[float])

@@ -25,19 +25,12 @@ from typing import Any
 
 from pydantic_ai import Agent
 from pydantic_ai.capabilities import AbstractCapability, ProcessHistory
-from pydantic_ai.messages import (
-    ModelMessage,
-    ModelMessagesTypeAdapter,
-    ModelRequest,
-    ModelResponse,
-    TextPart,
-    ToolCallPart,
-    UserPromptPart,
-)
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, UserPromptPart
 from pydantic_ai.models import Model
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.wrapper import WrapperModel
 
+from benchmarks.campaign.strict import plain
 from benchmarks.command import arguments
 from benchmarks.tables import markdown
 from context_compiler import ContextCompiler
@@ -147,9 +140,9 @@ def look(what: str) -> str:
 
 def prompts(seed: int) -> list[str]:
     draw = random.Random(seed)
-    said = {1: RULE, 2: f"{SUBJECT} {OLD} requests.", 4: f"{SUBJECT} {NEW} requests now."}
+    kept = {1: RULE, 2: f"{SUBJECT} {OLD} requests.", 4: f"{SUBJECT} {NEW} requests now."}
     words = (" ".join(draw.choices(WORDS, k=90)) for _ in range(TURNS))
-    return [f"{said.get(turn, '')} Matter {turn}: {text}.".strip() for turn, text in enumerate(words)]
+    return [f"{kept.get(turn, '')} Matter {turn}: {text}.".strip() for turn, text in enumerate(words)]
 
 
 def edited(message: ModelMessage, change: Callable[[str], str]) -> ModelMessage:
@@ -176,22 +169,18 @@ def strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from strings(one)
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from strings(inner)
 
 
-def plain(messages: Sequence[ModelMessage]) -> list[str]:
+def said(messages: Sequence[ModelMessage]) -> list[str]:
     """The texts and ids of each message, without times and usage."""
-    texts: list[str] = []
-    for message in ModelMessagesTypeAdapter.dump_python(list(messages), mode="json"):
-        parts = [{name: value for name, value in part.items() if name != "timestamp"} for part in message["parts"]]
-        texts.append("\n".join(strings(parts)))
-    return texts
+    return ["\n".join(strings(message["parts"])) for message in plain(messages)]
 
 
 def expected(case: Case, rewrites: int) -> int | None:
     """Number of the first request with a loss of the case's kind, by the messages that the model received."""
-    texts = [plain(messages) for messages in case.received]
+    texts = [said(messages) for messages in case.received]
     if case.kind == BUSTED:
         return next(iter(busted(texts)[rewrites:]), None)
     whole = ["\n".join(parts) for parts in texts]
@@ -226,19 +215,19 @@ def paired(messages: Sequence[ModelMessage]) -> bool:
 
 
 CHECKS: dict[str, tuple[str, Callable[[LiveConversation, int], None]]] = {
-    RULE_CUT: ("in_context", lambda one, _: one.assert_in_context(RULE)),
-    STALE: ("newest", lambda one, _: one.assert_newest(SUBJECT, NEW)),
-    PAIR: ("pairs", lambda one, _: one.assert_within(pairs=True)),
-    SENT: ("not_in_context", lambda one, _: one.assert_not_in_context(SECRET)),
-    OVER: ("budget", lambda one, _: one.assert_within(budget=ROOM)),
-    BUSTED: ("compiles", lambda one, rewrites: one.assert_within(compiles=rewrites)),
+    RULE_CUT: ("in_context", lambda talk, _: talk.assert_in_context(RULE)),
+    STALE: ("newest", lambda talk, _: talk.assert_newest(SUBJECT, NEW)),
+    PAIR: ("pairs", lambda talk, _: talk.assert_within(pairs=True)),
+    SENT: ("not_in_context", lambda talk, _: talk.assert_not_in_context(SECRET)),
+    OVER: ("budget", lambda talk, _: talk.assert_within(budget=ROOM)),
+    BUSTED: ("compiles", lambda talk, rewrites: talk.assert_within(compiles=rewrites)),
 }
 
 
 async def find(case: Case, capabilities: list[Any]) -> tuple[int | None, int | None, str]:
     """Number of the request with the loss, number of the one that the assertion names, and its explanation."""
     conversation = await case.live(capabilities)
-    texts = [plain(messages) for messages in case.received]
+    texts = [said(messages) for messages in case.received]
     rewrites = sum(number < case.at for number in busted(texts))
     check, assertion = CHECKS[case.kind]
     try:

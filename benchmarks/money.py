@@ -41,7 +41,6 @@ MODELS = {
 }
 """Models, each with a small model of the same provider."""
 
-
 WAYS: dict[str, dict[str, Any]] = {"default": {}, '`model="none"`': {"model": "none"}, "`recall=0`": {"recall": 0}}
 HEAD = (
     *("", "", "sessions · requests · compiles", "model", "sent", "everything", "compiles", "by a small model"),
@@ -61,7 +60,7 @@ class Tokens:
 
     def input_cost(self, model: str) -> tuple[Decimal, Decimal]:
         """Return the cost in US dollars of the input as sent, and of everything."""
-        of_model = known(model)
+        of_model = price_known(model)
         sent, everything = (
             sum((of_model.cost(tokens, cached=cached) for tokens, cached in requests), Decimal(0))
             for requests in (self.sent, self.everything)
@@ -70,10 +69,10 @@ class Tokens:
 
     def compile_cost(self, model: str) -> Decimal:
         """Return the cost in US dollars of the compiles."""
-        return sum((known(model).cost(tokens, output=output) for tokens, output in self.compiles), Decimal(0))
+        return sum((price_known(model).cost(tokens, output=output) for tokens, output in self.compiles), Decimal(0))
 
 
-def known(model: str) -> Price:
+def price_known(model: str) -> Price:
     """Return the price of a model; exit if it is unknown."""
     price = price_of(model)
     if price is None:
@@ -81,7 +80,7 @@ def known(model: str) -> Price:
     return price
 
 
-async def run(conversation: Conversation, budget: int, **settings: Any) -> Tokens:
+def measure(conversation: Conversation, budget: int, settings: dict[str, Any]) -> Tokens:
     """Run one conversation; `settings` are arguments of `ContextCompiler`."""
     tokens, count = Tokens(), as_counter(None).text
 
@@ -98,12 +97,8 @@ async def run(conversation: Conversation, budget: int, **settings: Any) -> Token
 
     wanted: dict[str, Any] = {"model": FunctionModel(write), "record": "off", "system": None} | settings
     life = life_of(conversation, ContextCompiler(budget=budget, on_view=note, **wanted))
-    await live(conversation, life, budget, paired=False)
+    asyncio.run(live(conversation, life, budget, paired=False))
     return tokens
-
-
-def measure(conversation: Conversation, budget: int, settings: dict[str, Any]) -> Tokens:
-    return asyncio.run(run(conversation, budget, **settings))
 
 
 def row(name: str, way: str, sessions: Sequence[Tokens], model: str) -> list[str]:

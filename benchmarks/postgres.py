@@ -58,9 +58,9 @@ def short_sessions(process: int, sessions: int) -> Iterator[Entry]:
             yield recorded(turn, raw, raw, session_id=f"{process}-{session}")
 
 
-async def write(place: str, process: int, sessions: int) -> None:
+async def write(db: str, process: int, sessions: int) -> None:
     """Save the requests of one process, ten sessions at a time; print start and end."""
-    store, waiting = open_place(place), list(short_sessions(process, sessions))
+    store, waiting = open_place(db), list(short_sessions(process, sessions))
     start = time.time()
     lanes = [[entry for number, entry in enumerate(waiting) if number // TURNS % 10 == lane] for lane in range(10)]
 
@@ -73,14 +73,14 @@ async def write(place: str, process: int, sessions: int) -> None:
     await store.close()
 
 
-async def together(place: str, processes: int, sessions: int) -> float:
+async def together(db: str, processes: int, sessions: int) -> float:
     """Return requests per second of several processes on one store; all requests have to be on the record."""
-    command = [sys.executable, "-m", "benchmarks.postgres", "--write", place, "--sessions", str(sessions), "--process"]
+    command = [sys.executable, "-m", "benchmarks.postgres", "--write", db, "--sessions", str(sessions), "--process"]
     commands = ([*command, str(number)] for number in range(processes))
     running = [subprocess.Popen(each, stdout=subprocess.PIPE, text=True) for each in commands]
     spans = [[float(moment) for moment in process.communicate()[0].split()] for process in running]
     taken = max(end for _, end in spans) - min(start for start, _ in spans)
-    store = open_place(place)
+    store = open_place(db)
     requests = sum(info.requests for info in await store.sessions())
     assert requests == processes * sessions * TURNS, f"{requests} requests are there"
     await store.close()
@@ -101,9 +101,9 @@ def main() -> None:
     """Measure and print, or write as one of several processes."""
     sizes: dict[str, Any] = {"messages": 400, "requests": 200, "processes": 8, "sessions": 200}
     options = vars(arguments(__doc__, **sizes, write="", process=0))
-    place, process = options.pop("write"), options.pop("process")
-    if place:
-        asyncio.run(write(place, process, options["sessions"]))
+    db, process = options.pop("write"), options.pop("process")
+    if db:
+        asyncio.run(write(db, process, options["sessions"]))
         return
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())

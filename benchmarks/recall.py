@@ -64,13 +64,13 @@ class Conversation:
 
 def data_folder() -> Path:
     """Return the folder of the data sets: `CONTEXT_COMPILER_DATA`, else `../shared/data` next to the checkout."""
-    given = os.environ.get("CONTEXT_COMPILER_DATA")
-    return Path(given) if given else Path(__file__).parents[2] / "shared" / "data"
+    folder = os.environ.get("CONTEXT_COMPILER_DATA")
+    return Path(folder) if folder else Path(__file__).parents[2] / "shared" / "data"
 
 
 def load(name: str, folder: Path) -> list[Conversation]:
     if name == "locomo":
-        return [_locomo(one) for one in _json(folder / "locomo" / "conversations.json")]
+        return [_locomo(talk) for talk in _json(folder / "locomo" / "conversations.json")]
     chats = sorted((folder / "beam" / name.removeprefix("beam-").upper()).iterdir(), key=lambda path: path.name)
     return [_beam(chat) for chat in chats]
 
@@ -98,23 +98,23 @@ def _locomo(data: Mapping[str, Any]) -> Conversation:
             role = "user" if line["speaker"] == talk["speaker_a"] else "assistant"
             messages.append(said(role, text, when.replace(tzinfo=UTC)))
     questions = [
-        _question(query["question"], str(query["category"]), str(query["answer"]), evidence)
+        question_on(query["question"], str(query["category"]), str(query["answer"]), evidence)
         for query in data["qa"]
         if query["category"] != 5
-        if (evidence := [said_at[place] for place in _places(" ".join(query["evidence"])) if place in said_at])
+        if (evidence := [said_at[line] for line in _places(" ".join(query["evidence"])) if line in said_at])
     ]
     name = f"locomo {data['sample_id']}"
     speakers = talk["speaker_a"], talk["speaker_b"]
     return Conversation(name=name, messages=tuple(messages), questions=tuple(questions), whole=True, speakers=speakers)
 
 
-def _question(text: str, kind: str, answer: str, evidence: Sequence[tuple[str, int]]) -> Question:
+def question_on(text: str, kind: str, answer: str, evidence: Sequence[tuple[str, int]]) -> Question:
     texts, positions = zip(*evidence, strict=True)
     return Question(text=text, evidence=texts, kind=kind, answer=answer, after=max(positions))
 
 
 def _places(text: str) -> list[tuple[int, int]]:
-    return list(dict.fromkeys((int(one), int(two)) for one, two in re.findall(r"D:?(\d+):(\d+)", text)))
+    return list(dict.fromkeys((int(session), int(line)) for session, line in re.findall(r"D:?(\d+):(\d+)", text)))
 
 
 def _beam(chat: Path) -> Conversation:
@@ -128,7 +128,9 @@ def _beam(chat: Path) -> Conversation:
             said_at[line["id"]] = text, len(messages)
             messages.append(said(line["role"], text, when))
     questions = [
-        _question(query["question"], kind, next((str(query[name]) for name in ANSWERS if name in query), ""), evidence)
+        question_on(
+            query["question"], kind, next((str(query[name]) for name in ANSWERS if name in query), ""), evidence
+        )
         for kind, group in _json(chat / "probing_questions.json").items()
         for query in group
         if (evidence := [said_at[id] for id in dict.fromkeys(_ids(query.get("source_chat_ids"))) if id in said_at])
@@ -154,12 +156,12 @@ def _anchored(anchor: str) -> datetime | None:
         return None
 
 
-def _ids(given: Any) -> Iterator[int]:
-    if isinstance(given, int):
-        yield given
-    elif given:
-        for one in given.values() if isinstance(given, dict) else given:
-            yield from _ids(one)
+def _ids(value: Any) -> Iterator[int]:
+    if isinstance(value, int):
+        yield value
+    elif value:
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _ids(inner)
 
 
 def asked(conversation: Conversation, question: str, stop: int | None = None) -> list[ModelMessage]:
@@ -184,21 +186,21 @@ def texts_of(part: Any) -> list[str]:
 def grams(text: str) -> frozenset[tuple[str, ...]]:
     """Return the word 5-grams of a text; if it is shorter, all its words as one gram."""
     words = re.findall(r"\w+", text.lower())
-    return frozenset(zip(*(words[at:] for at in range(GRAM)), strict=False)) or frozenset({tuple(words)})
+    return frozenset(zip(*(words[start:] for start in range(GRAM)), strict=False)) or frozenset({tuple(words)})
 
 
-known = cache(grams)
+grams_of = cache(grams)
 
 
 def score(question: Question, view: str, *, whole: bool) -> float:
     """Return the share of the evidence that a view's text holds."""
     there = grams(view)
     if not whole:
-        wanted = frozenset[tuple[str, ...]]().union(*map(known, question.evidence))
+        wanted = frozenset[tuple[str, ...]]().union(*map(grams_of, question.evidence))
         return len(wanted & there) / len(wanted)
     flat = " ".join(view.split())
     hits = [
-        " ".join(text.split()) in flat or len(known(text) & there) >= ENOUGH * len(known(text))
+        " ".join(text.split()) in flat or len(grams_of(text) & there) >= ENOUGH * len(grams_of(text))
         for text in question.evidence
     ]
     return sum(hits) / len(hits)

@@ -68,8 +68,8 @@ class Results:
 
     def find(self, cell: Cell, stamp: str) -> Result | None:
         """Return the result of a cell if it was made with the same code and data, else None."""
-        known = self._known.get(cell)
-        return known if known is not None and known.stamp == stamp else None
+        result = self._known.get(cell)
+        return result if result is not None and result.stamp == stamp else None
 
     def keep(self, result: Result) -> None:
         """Write a result to disk at once."""

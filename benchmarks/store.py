@@ -82,7 +82,7 @@ def prose(draw: random.Random) -> Callable[[], str]:
 def entries(messages: int, requests: int, text: Callable[[], str], indexed: bool) -> Iterator[tuple[Entry, int]]:
     """Yield the entries of a session, each with the number of its new bytes."""
     raw = Chain(indexed).append([text() for _ in range(messages)])
-    known: set[bytes] = set()
+    written: set[bytes] = set()
     cut, summary, state, compile = 0, "", "", None
     for number in range(requests + 1):
         if number:
@@ -96,8 +96,8 @@ def entries(messages: int, requests: int, text: Callable[[], str], indexed: bool
         entry = recorded(number, raw, view, compile=compile, cycle=cycle)
         texts = [state, *((compile.compiled_prompt or "", compile.summary or "") if compile else ())]
         new = {*map(str.encode, texts), *raw.bodies, *view.bodies}
-        yield entry, sum(map(len, new - known)) + len(repr(entry.record))
-        known |= new
+        yield entry, sum(map(len, new - written)) + len(repr(entry.record))
+        written |= new
         compile = None
 
 

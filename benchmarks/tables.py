@@ -99,11 +99,7 @@ def reasons(results: Sequence[Result]) -> str:
 
 
 def lines_of(
-    results: Sequence[Result],
-    value: Callable[[Value], float],
-    *,
-    y: str,
-    leave_out: Collection[str] = (),
+    results: Sequence[Result], value: Callable[[Value], float], *, y: str, leave_out: Collection[str] = ()
 ) -> list[Panel]:
     """Build panels of a value against the budget: one panel per set, one line per approach."""
     panels: list[Panel] = []

@@ -23,7 +23,6 @@ from context_compiler.cli.screen import Screen
 
 
 def main() -> None:
-    """Run the campaign, and print figures and faults."""
     options = arguments(__doc__, minutes=5.0, only=",".join(PARTS), seed=int, jobs=int, cases=int, case=int)
     names = [name.strip() for name in options.only.split(",") if name.strip()]
     if unknown := [name for name in names if name not in PARTS]:

@@ -83,8 +83,8 @@ def run_case(run: Run, part: str, seed: int, number: int, scale: float = 1.0) ->
             if work is not None:
                 asyncio.run(work)
         except Exception as error:  # an exception is the result of a case, and the next case runs
-            place = traceback.extract_tb(error.__traceback__)
-            where = " < ".join(f"{Path(one.filename).name}:{one.lineno} {one.name}" for one in reversed(place[-6:]))
+            frames = reversed(traceback.extract_tb(error.__traceback__)[-6:])
+            where = " < ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
             case.check(False, "exceptions", f"{type(error).__name__}: {error} at {where}")
         case.figures["exceptions"] += 0
     return case

@@ -27,9 +27,9 @@ from benchmarks.campaign.strict import (
     Script,
     Sent,
     StrictModel,
+    all_texts,
     difference,
     in_order,
-    part_texts,
     plain,
     prompt_tokens,
     refusals,
@@ -175,9 +175,8 @@ class Conversation:
         self.hostile = hostile > 0.1
         self.path = case.folder / "context.db" if self.drawn.sometimes(0.3) else None
         self.store = self._open()
-        self.session = self.drawn.random.choice(("talk", None, "café/..", "a" * 300)) if not self.hostile else None
-        if self.hostile:
-            self.session = self.drawn.random.choice(("x\ud800", "a\x00b", "'; --", "\u202e", "talk"))
+        hostile_names, names = ("x\ud800", "a\x00b", "'; --", "\u202e", "talk"), ("talk", None, "café/..", "a" * 300)
+        self.session = self.random.choice(hostile_names if self.hostile else names)
         self.history: list[ModelMessage] = self.drawn.history(self.random.choice((0, 0, 1, 3, 12)))
         self.earlier: list[list[ModelMessage]] = []
         self._windowed = set[str | None]()
@@ -256,7 +255,7 @@ class Conversation:
         self._dismissed.setdefault(session, []).append((rule.text, tip))
         return rule
 
-    async def _check_rules(self, at: str, sent: Sent, view: View, room: float) -> None:
+    async def _check_rules(self, where: str, sent: Sent, view: View, room: float) -> None:
         """Check that the rules in force are in a request."""
         record = view.record
         if record is None or not record.raw_tip or view.status == "floor_over_budget":
@@ -267,37 +266,34 @@ class Conversation:
             rules = given_rules(raw, self._dismissed.get(self.session or "", ()))
         rules += [Given(rule if isinstance(rule, str) else rule(None)) for rule in self._rules]
         room = min(room, view.budget / _ratio(view) - sent.overhead)  # a refusal holds for the rest of a cycle
-        free = (
-            0.0
-            if any(drop.reason.endswith("the last exchange is sent") for drop in view.drops)
-            else (room + sent.overhead - sent.tokens)
-        )
-        check_rules(self.case, at, rules, sent.messages, view.drops, room=room, free=free)
+        last_alone = any(drop.reason.endswith("the last exchange is sent") for drop in view.drops)
+        free = 0.0 if last_alone else room + sent.overhead - sent.tokens
+        check_rules(self.case, where, rules, sent.messages, view.drops, room=room, free=free)
 
-    async def _take_pin(self, name: str, found: Any) -> None:
+    async def _take_pin(self, name: str, outcome: Any) -> None:
         """Note the texts of a pinned message, which belongs to the newest request, not to the next one."""
         session = self.session or ""
         if name == "unpin":
-            self._pinned.pop((session, found.tip), None)
+            self._pinned.pop((session, outcome.tip), None)
         if name == "pin" and not self.windowed:
             kept = await self.ours.transcript(session)
             tips = READER.read(kept).ids
-            self._pinned[session, found.tip] = _words(kept[tips.index(found.tip)]) if found.tip in tips else ()
+            self._pinned[session, outcome.tip] = _words(kept[tips.index(outcome.tip)]) if outcome.tip in tips else ()
 
-    async def _check_pins(self, at: str, sent: Sent, view: View) -> None:
+    async def _check_pins(self, where: str, sent: Sent, view: View) -> None:
         pinned = {texts for (session, _), texts in self._pinned.items() if session == self.session and texts}
         record = view.record
         if self.windowed or view.status not in ("raw", "compiled", "cycle") or not pinned or record is None:
             return
         raw = load_messages(await self.store.chain(record.raw_tip)) if record.raw_tip else []
         whole = str(plain(sent.messages))
-        waiting = {at for drop in view.drops if drop.reason == PIN_WAITS.text for at in positions_of(drop.what)}
+        drops = (drop for drop in view.drops if drop.reason == PIN_WAITS.text)
+        waiting = {position for drop in drops for position in positions_of(drop.what)}
         for texts in pinned:
-            places = {place for place, message in enumerate(raw) if _words(message) == texts}
+            positions = {position for position, message in enumerate(raw) if _words(message) == texts}
             gone = [text for text in texts if str([text])[1:-1] not in whole]
-            self.case.check(
-                not places or places & waiting or not gone, "pins that are gone", f"{at}m{places}: {gone[:1]}"
-            )
+            text = f"{where}m{positions}: {gone[:1]}"
+            self.case.check(not positions or positions & waiting or not gone, "pins that are gone", text)
 
     def _money(self) -> tuple[str, Any]:
         """Return a model and a budget in money, converted by its price or by a fallback."""
@@ -310,8 +306,12 @@ class Conversation:
 
     def describe(self) -> str:
         """Return the settings as text for a fault."""
-        chosen = {name: getattr(one, "name", one) for name, one in self.choices.items()}
+        chosen = {name: getattr(value, "name", value) for name, value in self.choices.items()}
         return f"[budget {self.budget}, {chosen}, writer {self._writer.kind if self.model != 'none' else 'none'}] "
+
+    def _check(self, holds: object, what: str, text: Callable[[], str] | str) -> None:
+        """Check an invariant; the text of its fault begins with the settings."""
+        self.case.check(holds, what, lambda: f"{self.describe()}{text() if callable(text) else text}")
 
     async def go_on(self) -> None:
         """Run one step of the application: a turn, sometimes preceded by a fork, an edit, a restart or steering."""
@@ -355,51 +355,45 @@ class Conversation:
             return
         before, session, ours = plain(self.history), self.session, self.ours
         self.turn.errors.clear()
-        place: Any = self.random.choice(("turn 1", "m0", len(self.history) - 1, "the", self.random.randint(0, 99)))
-        focus, start = self.random.choice(FOCUS), (place if self.drawn.sometimes(0.2) else None)
+        target: Any = self.random.choice(("turn 1", "m0", len(self.history) - 1, "the", self.random.randint(0, 99)))
+        focus, start = self.random.choice(FOCUS), (target if self.drawn.sometimes(0.2) else None)
         steps: dict[str, Callable[[], Awaitable[Any]]] = {
             "compile_now": lambda: ours.compile_now(session, focus, start=start),
             "preview": lambda: ours.preview(session, focus, start=start),
             "undo_compile": lambda: ours.undo_compile(session),
-            "pin": lambda: ours.pin(session, place),
-            "unpin": lambda: ours.unpin(session, place),
+            "pin": lambda: ours.pin(session, target),
+            "unpin": lambda: ours.unpin(session, target),
             "pins": lambda: ours.pins(session),
             "dismiss": lambda: self._dismiss(session),
         }
         name = self.random.choice(list(steps))
         self.case.count(f"steps by hand: {name}")
         try:
-            found = await steps[name]()
-            await self._take_pin(name, found)
+            outcome = await steps[name]()
+            await self._take_pin(name, outcome)
         except (SettingsError, StoreError) as error:
             unknown = "no request" in str(error) or "nothing of" in str(error).lower()
-            self.case.check(
-                isinstance(error, SettingsError) or unknown or session not in self._recorded,
-                "unexpected failures by hand",
-                f"{self.describe()}{name}({place!r}): {error!r}",
-            )
+            expected = isinstance(error, SettingsError) or unknown or session not in self._recorded
+            self._check(expected, "unexpected failures by hand", f"{name}({target!r}): {error!r}")
             return
-        if name == "compile_now" and found.done:
-            self.case.check(
-                found.after < found.before or focus,
-                "compiles by hand that save nothing",
-                f"{self.describe()}{found.before} to {found.after}",
-            )
-        self.case.check(plain(self.history) == before, "changed transcripts", f"{self.describe()}{name}")
+        if name == "compile_now" and outcome.done:
+            sizes = f"{outcome.before} to {outcome.after}"
+            self._check(outcome.after < outcome.before or focus, "compiles by hand that save nothing", sizes)
+        self._check(plain(self.history) == before, "changed transcripts", name)
         self._check_errors()
 
     def _edited(self, history: list[ModelMessage]) -> list[ModelMessage]:
-        at = [index for index, message in enumerate(history) if _begins_turn(message)]
-        if not at:
+        starts = [index for index, message in enumerate(history) if _begins_turn(message)]
+        if not starts:
             return history
-        place = self.random.choice(at)
+        start = self.random.choice(starts)
         if self.drawn.sometimes(0.5):
-            return history[:place]  # edit and retry
+            return history[:start]  # edit and retry
         parts = [
-            one if one.part_kind != "user-prompt" else UserPromptPart(self.drawn.prompt()[1])
-            for one in history[place].parts
+            part if part.part_kind != "user-prompt" else UserPromptPart(self.drawn.prompt()[1])
+            for part in history[start].parts
         ]
-        return [*history[:place], replace(history[place], parts=parts), *history[place + 1 :]]  # pyright: ignore
+        return [*history[:start], replace(history[start], parts=parts), *history[start + 1 :]]  # pyright: ignore
 
     def _window(self) -> list[ModelMessage]:
         starts = [index for index, message in enumerate(self.history) if _begins_turn(message)]
@@ -413,13 +407,8 @@ class Conversation:
         marker, prompt = self.drawn.prompt()
         kind = self.random.choice(("text", "text", "text", "report", "tool"))
         deferred = kind == "text" and self.drawn.sometimes(0.15)
-        strict = StrictModel(
-            self._script(deferred=deferred, kind=kind),
-            usage=self._usage,
-            framing=self._framing,
-            name=self.name,
-            system=self._system,
-        )
+        script = self._script(deferred=deferred, kind=kind)
+        strict = StrictModel(script, self._usage, self._framing, self.name, self._system)
         self.turn = Turn(sent=strict.sent)
         capabilities: list[Any] = [self.ours]
         if self.session and self.drawn.sometimes(0.2):
@@ -437,24 +426,22 @@ class Conversation:
             agent.system_prompt(dynamic=self.drawn.sometimes(0.5))(
                 lambda: f"It is {self.random.randint(1, 12)} o'clock."
             )
-        given = self._window()
-        before, were = plain(given), list(given)
+        history = self._window()
+        before, were = plain(history), list(history)
         ways = (Agent.run, Agent.run, _stream, _steps)
         way: Any = self.random.choice(ways) if kind == "text" and not deferred else Agent.run
         self.way = way
         try:
-            result = await way(agent, prompt, message_history=given, conversation_id=self.session)
+            result = await way(agent, prompt, message_history=history, conversation_id=self.session)
             result = await self._resumed(agent, result)
         except (AgentRunError, ExceptionGroup) as error:
             self.case.count("runs that failed as their model did")
-            self.case.check(
-                any(one.refused for one in strict.sent) or "retries" in str(error) or "deferred" in str(error),
-                "unexpected failures of runs",
-                f"{self.describe()}{error!r}",
-            )
+            refused = any(sent.refused for sent in strict.sent)
+            expected = refused or "retries" in str(error) or "deferred" in str(error)
+            self._check(expected, "unexpected failures of runs", f"{error!r}")
             result = None
         self.case.count("runs")
-        self._check_untouched(given, were, before, result)
+        self._check_untouched(history, were, before, result)
         if result is not None:
             self.history = result.all_messages()
             parts = [part for message in self.history for part in message.parts if isinstance(part, UserPromptPart)]
@@ -462,9 +449,9 @@ class Conversation:
             self.case.check(said, "changed transcripts", f"{marker} is not in all_messages")
         await self._check_requests(strict, prompt)
         for number, (sent, view) in enumerate(zip(strict.sent, self.turn.views, strict=False)):
-            at = f"{self.describe()}request {number + 1}, {view.status}: "
-            await self._check_pins(at, sent, view)
-            self.case.check("KESTREL" not in str(sent.messages), "words of another owner that are sent", at)
+            where = f"{self.describe()}request {number + 1}, {view.status}: "
+            await self._check_pins(where, sent, view)
+            self.case.check("KESTREL" not in str(sent.messages), "words of another owner that are sent", where)
         if result is not None:
             self._recorded.add(self.session or "")
             await self._check_transcript()
@@ -516,69 +503,59 @@ class Conversation:
             if not isinstance(result.output, DeferredToolRequests):
                 return result
             self.case.count("deferred calls resumed")
-            given = DeferredToolResults(
+            answers = DeferredToolResults(
                 approvals={call.tool_call_id: False for call in result.output.approvals},
                 calls={call.tool_call_id: self.drawn.text() for call in result.output.calls},
             )
-            given_history = result.all_messages()
             more = self.drawn.sometimes(0.3)
             self.turn.steered |= more
             self.turn.resumed.add(len(self.turn.sent))
             result = await agent.run(
                 "And go on." if more else None,
-                message_history=given_history,
-                deferred_tool_results=given,
+                message_history=result.all_messages(),
+                deferred_tool_results=answers,
                 conversation_id=self.session,
             )
         return result
 
     def _check_untouched(
-        self, given: Sequence[ModelMessage], were: Sequence[ModelMessage], before: Any, result: Any
+        self, history: Sequence[ModelMessage], were: Sequence[ModelMessage], before: Any, result: Any
     ) -> None:
-        same = (
-            len(given) == len(were) and all(a is b for a, b in zip(given, were, strict=True)) and plain(given) == before
-        )
-        self.case.check(
-            same, "changed transcripts", lambda: f"{self.describe()}what was given: {difference(before, plain(given))}"
-        )
+        same = [*map(id, history)] == [*map(id, were)] and plain(history) == before
+        self._check(same, "changed transcripts", lambda: f"what was given: {difference(before, plain(history))}")
         if result is not None:
-            want = _settled(in_order(given))
+            want = _settled(in_order(history))
             kept = _settled(in_order(result.all_messages()))[: len(want)]
-            self.case.check(
-                kept == want, "changed transcripts", lambda: f"{self.describe()}all_messages: {difference(want, kept)}"
-            )
+            self._check(kept == want, "changed transcripts", lambda: f"all_messages: {difference(want, kept)}")
 
     async def _check_requests(self, strict: StrictModel, prompt: Any) -> None:
         turn, case = self.turn, self.case
         case.count("requests", len(turn.sent))
-        case.check(
-            len(turn.sent) == len(turn.views),
-            "requests without a view",
-            f"{self.describe()}{len(turn.sent)} sent, {len(turn.views)} views",
-        )
-        known = self._known_windows.get(self.name, self.budget / SHARE_OF_WINDOW)
-        most, least = float(min(self.budget, known)), min(self.budget, SHARE_OF_WINDOW * known)
+        counts = f"{len(turn.sent)} sent, {len(turn.views)} views"
+        self._check(len(turn.sent) == len(turn.views), "requests without a view", counts)
+        window = self._known_windows.get(self.name, self.budget / SHARE_OF_WINDOW)
+        most, least = float(min(self.budget, window)), min(self.budget, SHARE_OF_WINDOW * window)
         ratio, refused = 1.0, False
         for number, (sent, view) in enumerate(zip(turn.sent, turn.views, strict=False)):
-            at = f"{self.describe()}request {number + 1} of {len(turn.sent)}, {view.status}: "
+            where = f"{self.describe()}request {number + 1} of {len(turn.sent)}, {view.status}: "
             if (view.status == "compiled" and not refused) or number in turn.resumed:
-                most = min(self.budget, known)  # a refusal lowers the limit for the rest of a cycle and of a run
+                most = min(self.budget, window)  # a refusal lowers the limit for the rest of a cycle and of a run
             ratio = max(ratio, _ratio(view)) if view.status.startswith("cycle") else _ratio(view)
-            self._check_view(at, strict, sent, view, prompt, most, least / ratio - sent.overhead)
-            await self._check_values(at, sent, view, prompt if isinstance(prompt, str) else prompt[0])
-            await self._check_rules(at, sent, view, least / ratio - sent.overhead)
+            self._check_view(where, strict, sent, view, prompt, most, least / ratio - sent.overhead)
+            await self._check_values(where, sent, view, prompt if isinstance(prompt, str) else prompt[0])
+            await self._check_rules(where, sent, view, least / ratio - sent.overhead)
             refused = sent.refused
             if refused:
                 stated = turn.window if turn.window >= LEAST_WINDOW else 0
                 most = min(most, stated or 0.7 * sent.tokens * max(turn.ratio, _ratio(view)))
                 least = 0.4 * most if stated else most
                 if stated:
-                    known = self._known_windows[self.name] = stated
-            await self._check_row(at, strict, sent, view)
+                    window = self._known_windows[self.name] = stated
+            await self._check_row(where, strict, sent, view)
         self._check_errors()
 
     def _check_view(
-        self, at: str, strict: StrictModel, sent: Sent, view: View, prompt: Any, most: float, room: float
+        self, where: str, strict: StrictModel, sent: Sent, view: View, prompt: Any, most: float, room: float
     ) -> None:
         case, floor = self.case, view.status == "floor_over_budget"
         case.count(f"views: {view.status.partition(' ')[0]}")
@@ -587,7 +564,7 @@ class Conversation:
         case.check(
             not over,
             "requests over budget",
-            lambda: f"{at}{sent.tokens} tokens of {most:.0f} at ratio {ratio:.3f}; {view.ledger}",
+            lambda: f"{where}{sent.tokens} tokens of {most:.0f} at ratio {ratio:.3f}; {view.ledger}",
         )
         self._least_budget = min(self._least_budget, most, view.budget)
         blamed = [drop for drop in view.drops if "over budget" in drop.reason]
@@ -599,79 +576,64 @@ class Conversation:
             # what a provider counted for the views that it was asked about before is not on the row
             view.status != "compiled" or not blamed or raw > self._least_budget or bool(self.choices.get("counter")),
             "reasons that are not true",
-            lambda: f"{at}{raw:.0f} tokens of {most:.0f}, {blamed[:2]}",
+            lambda: f"{where}{raw:.0f} tokens of {most:.0f}, {blamed[:2]}",
         )
         if self.choices.get("counter") and not floor and not view.error:
             counted = strict.counted(sent.tokens)
-            case.check(
-                counted <= most + 1,
-                "requests over budget by the provider's count",
-                lambda: f"{at}{counted} of {most:.0f}, ratio {ratio:.3f}",
-            )
+            text = f"{where}{counted} of {most:.0f}, ratio {ratio:.3f}"
+            case.check(counted <= most + 1, "requests over budget by the provider's count", text)
         told = f"{sent.overhead} of {sent.tokens} tokens are instructions and schemas; {view.ledger}"
         open_parts = len(sent.messages[-1].parts)
         needed = room < FLOOR + 80 * open_parts or view.error
-        case.check(not floor or needed, "floors that need not be", f"{at}{told}")
+        case.check(not floor or needed, "floors that need not be", f"{where}{told}")
         broken = list(refusals(sent.messages, shared=SHARED))
-        case.check(not broken, "broken pairs or shapes", lambda: f"{at}{broken[:3]}")
+        case.check(not broken, "broken pairs or shapes", lambda: f"{where}{broken[:3]}")
         text = prompt if isinstance(prompt, str) else prompt[0]
         tokens = prompt_tokens(strict.model, text, sent.parameters)
         short = tokens <= room / (5 if self.choices.get("counter") else 4)  # a view is cut before its ratio is known
-        there = any(text == one if short else one.startswith(text.split(" ")[0]) for one in sent.prompts)
+        there = any(text == said if short else said.startswith(text.split(" ")[0]) for said in sent.prompts)
         case.check(
             there or floor or self.turn.steered or room < (LEAST_ROOM + PART_ROOM * open_parts if short else LONG_ROOM),
             "prompts that are gone",
-            lambda: f"{at}{text[:60]!r} ({tokens} tokens) not in {[one[-60:] for one in sent.prompts]}; {told}",
+            lambda: f"{where}{text[:60]!r} ({tokens} tokens) not in {[said[-60:] for said in sent.prompts]}; {told}",
         )
-        case.check(view.status != "fallback" or view.error, "fallbacks without a reason", at)
-        known = self.hostile or (self._writer.failed and "CompileError" in (view.error or ""))
-        case.check(not view.status.startswith("fallback") or known, "unexpected fallbacks", lambda: f"{at}{view.error}")
-        case.check(EVALUATED not in str(sent.messages), "templates run on what was said", at)
+        case.check(view.status != "fallback" or view.error, "fallbacks without a reason", where)
+        fine = self.hostile or (self._writer.failed and "CompileError" in (view.error or ""))
+        case.check(not view.status.startswith("fallback") or fine, "unexpected fallbacks", f"{where}{view.error}")
+        case.check(EVALUATED not in str(sent.messages), "templates run on what was said", where)
 
-    async def _check_values(self, at: str, sent: Sent, view: View, prompt: str) -> None:
+    async def _check_values(self, where: str, sent: Sent, view: View, prompt: str) -> None:
         """Check that a replaced value is added only beside the newest; the middle of a long prompt replaces nothing."""
         tip = view.record.raw_tip if view.record else None
         whole = [*self.history, *(load_messages(await self.store.chain(tip)) if tip else ())]
-        raw = {text for message in whole for part in message.parts for text in part_texts(part)}
-        added = "\n".join(
-            text for message in sent.messages for part in message.parts for text in part_texts(part) if text not in raw
-        )
-        said = [
-            pair
-            for message in self.history
-            for part in message.parts
-            if isinstance(part, UserPromptPart)
-            for text in part_texts(part)
-            for pair in LOCKERS.findall(prose(text))
-        ]
+        raw = set(all_texts(whole))
+        added = "\n".join(text for text in all_texts(sent.messages) if text not in raw)
+        said = [pair for text in all_texts(self.history, UserPromptPart) for pair in LOCKERS.findall(prose(text))]
         newest, shown = dict([*said, *LOCKERS.findall(prose(prompt))]), str(sent.messages)
         for name, code in set(LOCKERS.findall(added)):
             new = newest.get(name, code)
             self.case.count("statements shown that were made again", code != new)
-            self.case.check(new in shown, "replaced values that stand alone", f"{at}{name}: {code}, not {new}")
+            self.case.check(new in shown, "replaced values that stand alone", f"{where}{name}: {code}, not {new}")
 
-    async def _check_row(self, at: str, strict: StrictModel, sent: Sent, view: View) -> None:
+    async def _check_row(self, where: str, strict: StrictModel, sent: Sent, view: View) -> None:
         case, record = self.case, view.record
-        case.check(
-            record is not None and record.id is not None, "requests unrecorded", lambda: f"{at}{self.turn.errors[:1]}"
-        )
+        errors = f"{where}{self.turn.errors[:1]}"
+        case.check(record is not None and record.id is not None, "requests unrecorded", errors)
         if record is None or record.id is None or record.view_tip is None:
             return
         kept = load_messages(await self.store.chain(record.view_tip))
-        a, b = in_order(kept), in_order(view.messages)
-        self._check_same(f"{at}from the view: ", a, b)
-        if a == b:
-            one, other = rendered(strict.model, kept, sent.parameters), in_order(sent.messages)
-            self._check_same(f"{at}from what the model got: ", one, other)
-        told = next((one.instructions for one in reversed(kept) if isinstance(one, ModelRequest)), None) or ""
-        case.check(
-            told == sent.instructions,
-            "rows with other instructions",
-            lambda: f"{at}{told!r}, sent were {sent.instructions!r}",
-        )
+        row, viewed = in_order(kept), in_order(view.messages)
+        self._check_same(f"{where}from the view: ", row, viewed)
+        if row == viewed:
+            again = rendered(strict.model, kept, sent.parameters)
+            self._check_same(f"{where}from what the model got: ", again, in_order(sent.messages))
+        requests = (message for message in reversed(kept) if isinstance(message, ModelRequest))
+        told = next((request.instructions for request in requests), None) or ""
+        both = f"{where}{told!r}, sent were {sent.instructions!r}"
+        case.check(told == sent.instructions, "rows with other instructions", both)
 
-    def _check_same(self, at: str, kept: Sequence[Any], sent: Sequence[Any]) -> None:
-        self.case.check(kept == sent, "rows that differ from what was sent", lambda: f"{at}{difference(kept, sent)}")
+    def _check_same(self, where: str, kept: Sequence[Any], sent: Sequence[Any]) -> None:
+        self.case.check(kept == sent, "rows that differ from what was sent", lambda: f"{where}{difference(kept, sent)}")
 
     def _check_errors(self) -> None:
         for error in self.turn.errors:
@@ -681,9 +643,7 @@ class Conversation:
             fine = fine or (name == "OutOfTimeError" and self._writer.kind == "hangs")  # a busy machine is no fault
             fine = fine or (name == "SettingsError" and "no price is known" in str(error))
             fine = fine or (self.hostile and name == "TemplateError")
-            self.case.check(
-                fine, "unexpected errors", lambda error=error: f"{self.describe()}{error!r} from {error.__cause__!r}"
-            )
+            self._check(fine, "unexpected errors", f"{error!r} from {error.__cause__!r}")
 
     async def _check_transcript(self) -> None:
         """Check that the record returns the raw history."""
@@ -695,7 +655,7 @@ class Conversation:
             kept, want = _without_last_results(kept), _without_last_results(want)
         if self.windowed:
             kept = kept[-len(want) :]
-        self.case.check(kept == want, "transcripts that differ", lambda: f"{self.describe()}{difference(kept, want)}")
+        self._check(kept == want, "transcripts that differ", lambda: difference(kept, want))
 
     async def finish(self) -> None:
         """Verify the record and close it."""
@@ -736,15 +696,15 @@ def _begins_turn(message: ModelMessage) -> bool:
     )
 
 
-async def _stream(agent: Agent[Any, Any], prompt: Any, **given: Any) -> Any:
-    async with agent.run_stream(prompt, **given) as stream:
+async def _stream(agent: Agent[Any, Any], prompt: Any, **options: Any) -> Any:
+    async with agent.run_stream(prompt, **options) as stream:
         await stream.get_output()
         messages = stream.all_messages()
     return SimpleNamespace(output=None, all_messages=lambda: messages)
 
 
-async def _steps(agent: Agent[Any, Any], prompt: Any, **given: Any) -> Any:
-    async with agent.iter(prompt, **given) as steps:
+async def _steps(agent: Agent[Any, Any], prompt: Any, **options: Any) -> Any:
+    async with agent.iter(prompt, **options) as steps:
         async for _ in steps:
             pass
     return steps.result

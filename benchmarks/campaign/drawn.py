@@ -86,12 +86,12 @@ class Drawn:
         if self.sometimes(self.hostile):
             return random.choice(HOSTILE)
         words = max(1, min(most, int(random.paretovariate(0.7) * 6)))
-        found = random.choices(WORDS, k=words)
+        chosen = random.choices(WORDS, k=words)
         for _ in range(words // 15 + self.sometimes(0.4)):
-            found[random.randrange(words)] = self.fact()
+            chosen[random.randrange(words)] = self.fact()
         if self.sometimes(0.05):
-            found.append(random.choice(OTHERS))
-        return " ".join(found)
+            chosen.append(random.choice(OTHERS))
+        return " ".join(chosen)
 
     def fact(self) -> str:
         """Draw a detail worth remembering word for word."""
@@ -157,37 +157,38 @@ class Drawn:
 
     def history(self, turns: int) -> list[ModelMessage]:
         """Draw a whole history as an application may have stored it; it ends with an answer."""
-        found: list[ModelMessage] = []
+        messages: list[ModelMessage] = []
         stamped = self.sometimes(0.5)
         when = datetime(2026, 1, 1, tzinfo=UTC)
         for turn in range(turns):
-            given: dict[str, Any] = {"run_id": f"old-{turn}"} if stamped else {}
+            stamp: dict[str, Any] = {"run_id": f"old-{turn}"} if stamped else {}
             system = [SystemPromptPart("You are of help.")] if turn == 0 and self.sometimes(0.3) else []
             _, prompt = self.prompt()
-            found.append(ModelRequest(parts=[*system, UserPromptPart(prompt, timestamp=when)], **given))
+            messages.append(ModelRequest(parts=[*system, UserPromptPart(prompt, timestamp=when)], **stamp))
             for _ in range(self.random.choice((0, 0, 1, 1, 2, 4))):
-                found += self.exchange(given)
-            found.append(self.answer())
+                messages += self.exchange(stamp)
+            messages.append(self.answer())
             when += timedelta(minutes=1)
-        return found
+        return messages
 
-    def exchange(self, given: dict[str, Any]) -> list[ModelMessage]:
+    def exchange(self, stamp: dict[str, Any]) -> list[ModelMessage]:
         """Draw a response with calls, and the request with their results."""
         calls = [
             ToolCallPart("look", self.arguments(), self.call_id()) for _ in range(self.random.choice((1, 1, 2, 3)))
         ]
         if len(calls) > 1 and self.sometimes(0.2):
-            return self._one_id(calls, given)
+            return self._one_id(calls, stamp)
         said = [TextPart(self.text(30))] if self.sometimes(0.3) else []
         results = [self.result(call) for call in calls]
-        return [ModelResponse(parts=[*said, *calls], **given), ModelRequest(parts=results, **given)]
+        return [ModelResponse(parts=[*said, *calls], **stamp), ModelRequest(parts=results, **stamp)]
 
-    def _one_id(self, calls: list[ToolCallPart], given: dict[str, Any]) -> list[ModelMessage]:
+    def _one_id(self, calls: list[ToolCallPart], stamp: dict[str, Any]) -> list[ModelMessage]:
         """Draw parallel calls of one id, as some local servers write them; each result begins with its call's path."""
-        one = self.call_id()
-        named = [ToolCallPart("look", {"path": f"{SHARED}{one}_{at}"}, one) for at, _ in enumerate(calls)]
-        results = [ToolReturnPart("look", f"{call.args_as_dict()['path']} {self.text(60)}", one) for call in named]
-        return [ModelResponse(parts=named, **given), ModelRequest(parts=results, **given)]
+        shared_id = self.call_id()
+        paths = [f"{SHARED}{shared_id}_{index}" for index in range(len(calls))]
+        named = [ToolCallPart("look", {"path": path}, shared_id) for path in paths]
+        results = [ToolReturnPart("look", f"{path} {self.text(60)}", shared_id) for path in paths]
+        return [ModelResponse(parts=named, **stamp), ModelRequest(parts=results, **stamp)]
 
     def result(self, call: ToolCallPart) -> Any:
         """Draw a result or a failure of a call."""

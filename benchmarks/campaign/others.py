@@ -41,23 +41,23 @@ async def one_shot(case: Case) -> None:
         template = case.random.choice(("extractive", "chat_compiler"))
         view = await compile_view(history, template, budget, store=store, system=None, session="s", rules=rules)
         case.count("one-shot views")
-        at = f"[{template}, budget {budget}, {len(history)} messages] {view.status}: "
+        where = f"[{template}, budget {budget}, {len(history)} messages] {view.status}: "
         counted = READER.read(view.messages).tokens
         case.check(
             max(view.tokens, counted) <= budget or view.status == "floor_over_budget",
             "requests over budget",
-            f"{at}{counted} tokens, {view.tokens} by its own count",
+            f"{where}{counted} tokens, {view.tokens} by its own count",
         )
         broken = list(refusals(merged(view.messages), shared=SHARED))
-        case.check(not broken, "broken pairs or shapes", f"{at}{broken[:3]}")
+        case.check(not broken, "broken pairs or shapes", f"{where}{broken[:3]}")
         if view.status != "floor_over_budget":
-            given = [*given_rules(history), *map(Given, rules)]
-            check_rules(case, at, given, view.messages, view.drops, room=budget, free=budget - counted)
+            in_force = [*given_rules(history), *map(Given, rules)]
+            check_rules(case, where, in_force, view.messages, view.drops, room=budget, free=budget - counted)
         kept = view.record and view.record.view_tip
         row = await store.chain(kept) if kept else None
-        case.check(row is not None, "requests unrecorded", at)
-        case.check(not await store.verify(), "defects that verify finds", at)
-        case.check(plain(history) == before, "changed transcripts", at)
+        case.check(row is not None, "requests unrecorded", where)
+        case.check(not await store.verify(), "defects that verify finds", where)
+        case.check(plain(history) == before, "changed transcripts", where)
 
 
 async def processed(case: Case) -> None:
@@ -88,6 +88,7 @@ async def processed(case: Case) -> None:
         strict.model, tools=tools_of(drawn, deferred=False), capabilities=[ProcessHistory(processor)], retries=9
     )
     history: list[ModelMessage] = []
+    where = f"[processor, budget {budget}] "
     for _ in range(random.choice((2, 5, 10))):
         left, (marker, prompt) = random.choice((0, 0, 1, 2)), drawn.prompt()
         said.append(marker)
@@ -95,22 +96,19 @@ async def processed(case: Case) -> None:
         result = await agent.run(prompt, message_history=history, conversation_id="talk")
         history = result.all_messages()
         case.count("requests of a processor", len(strict.sent) - asked)
-        at = f"[processor, budget {budget}] "
         for sent in strict.sent[asked:]:
             over = sent.tokens > budget and not errors
             case.check(
-                not over, "requests over budget", f"{at}{sent.tokens} tokens, {sent.overhead} beside the messages"
+                not over, "requests over budget", f"{where}{sent.tokens} tokens, {sent.overhead} beside the messages"
             )
             broken = list(refusals(sent.messages, shared=SHARED))
-            case.check(not broken, "broken pairs or shapes", f"{at}{broken[:3]}")
+            case.check(not broken, "broken pairs or shapes", f"{where}{broken[:3]}")
         kept = await processor.transcript("talk")
-        spoken = [one for part in in_order(kept) for one in _spoken(part[1])]
-        want = [one if one[0] == "c" else one.split(" ")[0] for one in said]
-        case.check(spoken == want, "transcripts that differ", lambda: f"{at}{difference(spoken, want)}")  # noqa: B023
+        spoken = [name for part in in_order(kept) for name in _spoken(part[1])]
+        want = [text if text[0] == "c" else text.split(" ")[0] for text in said]
+        case.check(spoken == want, "transcripts that differ", lambda: f"{where}{difference(spoken, want)}")  # noqa: B023
     for error in errors:
-        case.check(
-            type(error).__name__ == "BudgetError", "unexpected errors", f"[processor, budget {budget}] {error!r}"
-        )
+        case.check(type(error).__name__ == "BudgetError", "unexpected errors", f"{where}{error!r}")
     case.check(not await store.verify(), "defects that verify finds")
     await store.close()
 
@@ -133,12 +131,9 @@ async def rewritten(case: Case) -> None:
     notices, told = list[str](), list[str]()
     record = drawn.sometimes(0.5)
 
-    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        return drawn.answer()
-
     for _ in range(random.choice((2, 3, 5))):
         chat = ChatSession(
-            Agent(StrictModel(answer).model),
+            Agent(StrictModel(lambda messages, info: drawn.answer()).model),
             "talk",
             endless=True,
             budget=random.randint(900, 4_000),
@@ -152,9 +147,8 @@ async def rewritten(case: Case) -> None:
             marker, prompt = drawn.prompt()
             told.append(marker)
             await chat.say(prompt if isinstance(prompt, str) else prompt[0])
-        kept = [one.split(" ")[0] for part in in_order(chat.messages) for one in _spoken(part[1])]
+        kept = [name for part in in_order(chat.messages) for name in _spoken(part[1]) if name[0] == "Q"]
         await chat.close()
-        kept = [one for one in kept if one[0] == "Q"]
         case.check(kept == told, "turns lost", f"[chat, record {record}] {kept} of {told}; {notices[:2]}")
         [path] = (case.folder / "Chat_Sessions").rglob("talk.md")
         text = path.read_bytes().replace(b"\r\n", b"\n")
@@ -165,8 +159,8 @@ async def rewritten(case: Case) -> None:
         if not record:
             for file in case.folder.glob("context.db*"):
                 file.unlink()
-    known = ("are unusable", "(record_timeout)", "lost its middle")  # its answers are no summaries; a busy machine
-    unexpected = [notice for notice in notices if not any(words in notice for words in known)]
+    expected = ("are unusable", "(record_timeout)", "lost its middle")  # its answers are no summaries; a busy machine
+    unexpected = [notice for notice in notices if not any(words in notice for words in expected)]
     case.check(not unexpected, "unexpected errors", lambda: str(unexpected[:2]))
 
 
@@ -198,13 +192,15 @@ async def managed(case: Case) -> None:
         case.count("turns of a manager")
         if drawn.sometimes(0.9):
             manager.add_response(f"R{number} {drawn.text()}")
-        at = f"[manager, {most} tokens, turn {number}] "
+        where = f"[manager, {most} tokens, turn {number}] "
         counted = READER.read(manager.get_context_messages()).tokens
-        case.check(counted <= most + COUNTER.text(text) + 400, "requests over budget", f"{at}{counted} tokens")
-        case.check(manager.turn_count == turns, "turns lost", f"{at}{manager.turn_count} of {turns}")
+        case.check(counted <= most + COUNTER.text(text) + 400, "requests over budget", f"{where}{counted} tokens")
+        case.check(manager.turn_count == turns, "turns lost", f"{where}{manager.turn_count} of {turns}")
         if drawn.sometimes(0.05) and manager.next_checkpoint:
             turns -= (await manager.rollback()).turns_lost
-            case.check(manager.turn_count == turns, "turns lost", f"{at}rolled back: {manager.turn_count} of {turns}")
+            case.check(
+                manager.turn_count == turns, "turns lost", f"{where}rolled back: {manager.turn_count} of {turns}"
+            )
     await memory.close()
     for error in errors:
         fine = "writer is down" in str(error) or "writer is down" in str(error.__cause__)
@@ -229,11 +225,8 @@ async def layered(case: Case) -> None:
             for role in ("understand", "think", "act", "reply"):
                 prompt = turn.prompt(role, "Go on.")
                 case.count("prompts of nodes")
-                case.check(
-                    COUNTER.text(prompt) < 60_000,
-                    "requests over budget",
-                    f"[layers, {role}] {COUNTER.text(prompt)} tokens",
-                )
+                tokens = COUNTER.text(prompt)
+                case.check(tokens < 60_000, "requests over budget", f"[layers, {role}] {tokens} tokens")
             turn.decided("plan_direct", drawn.text(20))
             turn.did("read", drawn.text(20), subdomain="parts", result=[{"id": 1}])
             if drawn.sometimes(0.1):
@@ -241,9 +234,9 @@ async def layered(case: Case) -> None:
             else:
                 turn.answered(drawn.text())
         told.append(text)
-        kept = [one["user"] for one in (await layers.conversation("s"))["recent_turns"]]
+        kept = [turn["user"] for turn in (await layers.conversation("s"))["recent_turns"]]
         case.check(
-            [one.split(" ")[0] for one in kept] == [one.split(" ")[0] for one in told[-len(kept) :]] and kept,
+            kept and [said.split(" ")[0] for said in kept] == [said.split(" ")[0] for said in told[-len(kept) :]],
             "turns lost",
             f"[layers, turn {number}] {kept}",
         )

@@ -22,15 +22,12 @@ TURNS = 40
 """Turns of one conversation, so that histories have a realistic length."""
 
 
-def _model() -> FunctionModel:
-    return FunctionModel(lambda messages, info: ModelResponse(parts=[TextPart("It is done, as was asked. " * 12)]))
-
-
 class Worker:
     """An agent that sends one request after the other."""
 
     def __init__(self, ours: ContextCompiler, name: str) -> None:
-        self.agent: Agent[Any, Any] = Agent(_model(), capabilities=[ours])
+        model = FunctionModel(lambda messages, info: ModelResponse(parts=[TextPart("It is done, as was asked. " * 12)]))
+        self.agent: Agent[Any, Any] = Agent(model, capabilities=[ours])
         self.name = name
 
     def work(self, requests: int) -> None:
@@ -60,10 +57,10 @@ def threads(case: Case) -> None:
     views, errors = list[View](), list[Exception]()
     ours = _compiler(case.folder / "context.db", views, errors)
     workers = [threading.Thread(target=Worker(ours, f"t{number}").work, args=(requests,)) for number in range(WORKERS)]
-    for one in workers:
-        one.start()
-    for one in workers:
-        one.join()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
     case.check(
         len(views) == WORKERS * requests, "requests without a view", f"{len(views)} views of {WORKERS} × {requests}"
     )

@@ -59,7 +59,6 @@ class Reader:
 
 
 def results_of(messages: list[ModelMessage]) -> list[Any]:
-    """Return the contents of all tool results in a request."""
     return [part.content for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
 
 
@@ -68,8 +67,7 @@ async def read(case: Case) -> None:
     random, drawn = case.random, Drawn(case.random, hostile=0)
     budget = int(1_000 * 2 ** random.uniform(2, 6))
     reader = Reader(random, {}, whole=drawn.sometimes(0.5), parallel=random.choice((1, 1, 2, 4)))
-    views: list[View] = []
-    errors: list[Exception] = []
+    views, errors = list[View](), list[Exception]()
     ours = ContextCompiler(
         budget=budget, model="none", store=None, system=None, on_view=views.append, on_error=errors.append
     )
@@ -86,23 +84,23 @@ async def read(case: Case) -> None:
     for turn in range(random.choice((1, 2, 4, 8))):
         reader.wanted = _files(drawn, reader, turn, budget)
         new += sum(COUNTER.text(reader.bodies[name]) for name in reader.wanted) + FIXED
-        at = f"[files of {[COUNTER.text(reader.bodies[name]) for name in reader.wanted]} tokens, budget {budget}, "
-        at += f"{reader.parallel} at once, {'whole' if reader.whole else 'seen'}, turn {turn}] "
+        where = f"[files of {[COUNTER.text(reader.bodies[name]) for name in reader.wanted]} tokens, budget {budget}, "
+        where += f"{reader.parallel} at once, {'whole' if reader.whole else 'seen'}, turn {turn}] "
         asked, most = len(strict.sent), 3 * len(reader.wanted) + 4
         try:
             limits = UsageLimits(request_limit=most)
             result = await agent.run(f"Compare {turn}.", message_history=history, usage_limits=limits)
         except Exception as error:
-            case.check(False, "files that are read for ever", f"{at}{type(error).__name__} after {most} requests")
+            case.check(False, "files that are read for ever", f"{where}{type(error).__name__} after {most} requests")
             break
         history = result.all_messages()
         twice = {name: reader.reads[name] for name in reader.wanted if reader.reads[name] > 1}
         case.count("files read", len(reader.wanted))
-        case.check(not twice, "files that are read twice without need", f"{at}{twice}")
+        case.check(not twice, "files that are read twice without need", f"{where}{twice}")
         for sent in strict.sent[asked:]:
-            case.check(sent.tokens <= budget, "requests over budget", f"{at}{sent.tokens}")
+            case.check(sent.tokens <= budget, "requests over budget", f"{where}{sent.tokens}")
             broken = list(refusals(sent.messages))
-            case.check(not broken, "broken pairs or shapes", f"{at}{broken[:3]}")
+            case.check(not broken, "broken pairs or shapes", f"{where}{broken[:3]}")
     cycles = sum(view.status == "compiled" for view in views)
     case.check(
         cycles <= 2 * new / budget + 2, "needless cycles", f"[budget {budget}] {cycles} in {new} tokens of new text"

@@ -10,7 +10,7 @@ from random import Random
 from pydantic_ai.messages import ModelMessage, UserPromptPart
 
 from benchmarks.campaign.case import Case
-from benchmarks.campaign.strict import COUNTER, READER, part_texts
+from benchmarks.campaign.strict import COUNTER, READER, all_texts
 from context_compiler.compiler.reasons import RULE_BEYOND_SHARE, RULE_OVER_BUDGET, reason_of
 from context_compiler.messages.fences import OTHERS_TITLE
 from context_compiler.record.values import Drop
@@ -44,7 +44,6 @@ SLACK = 100
 
 
 def any_rule(random: Random) -> str:
-    """Draw a rule."""
     if random.random() < 0.5:
         return random.choice(PLAIN)
     text, values = random.choice(REPLACED)
@@ -66,30 +65,28 @@ class Given:
 
 def given_rules(history: Sequence[ModelMessage], dismissed: Iterable[tuple[str, str]] = ()) -> list[Given]:
     """Find the rules that are in force in a history, given dismissals as texts and chain ids."""
-    found: dict[str, Given] = {}
+    rules: dict[str, Given] = {}
     by_text: dict[str, Given] = {}  # a rule that another replaced for a while was given before, too
     for position, family, text in _said(history):
-        found[family] = by_text.setdefault(text, Given(text))
-        found[family].positions.append(position)
-    ids = READER.read(list(history)).ids if dismissed and found else ()
+        rules[family] = by_text.setdefault(text, Given(text))
+        rules[family].positions.append(position)
+    ids = READER.read(list(history)).ids if dismissed and rules else ()
     for text, tip in dismissed:
         until = ids.index(tip) if tip in ids else len(history)
-        found = {name: one for name, one in found.items() if one.text != text or one.positions[-1] > until}
-    return list(found.values())
+        rules = {name: rule for name, rule in rules.items() if rule.text != text or rule.positions[-1] > until}
+    return list(rules.values())
 
 
 def _said(history: Sequence[ModelMessage]) -> Iterator[tuple[int, str, str]]:
     for position, message in enumerate(history):
-        for part in message.parts:
-            if isinstance(part, UserPromptPart):
-                for text in part_texts(part):
-                    for family, pattern in _KNOWN:
-                        yield from ((position, family, match[0]) for match in pattern.finditer(text))
+        for text in all_texts([message], UserPromptPart):
+            for family, pattern in _KNOWN:
+                yield from ((position, family, match[0]) for match in pattern.finditer(text))
 
 
 def check_rules(
     case: Case,
-    at: str,
+    where: str,
     rules: Sequence[Given],
     messages: Sequence[ModelMessage],
     drops: Sequence[Drop],
@@ -101,21 +98,22 @@ def check_rules(
 
     A rule without positions is declared; `room` is tokens for messages, `free` what the request leaves of its budget.
     """
-    texts = "\n".join(text for message in messages for part in message.parts for text in part_texts(part))
-    shown = _ELSEWHERE.sub("", texts)
+    shown = _ELSEWHERE.sub("", "\n".join(all_texts(messages)))
     lost = {drop.what for drop in drops if reason_of(drop.reason) in (RULE_BEYOND_SHARE, RULE_OVER_BUDGET)}
     needed = sum(COUNTER.text(f"- {rule.text}\n") for rule in rules) + SLACK
     for rule in rules:
         times, dropped = shown.count(rule.text), bool(lost & (rule.origins or {"rule of rules="}))
         case.count("rules in force")
-        case.check(times or dropped, "rules that are gone", lambda rule=rule: f"{at}{rule}")
+        case.check(times or dropped, "rules that are gone", lambda rule=rule: f"{where}{rule}")
         case.check(
             times <= max(1, len(rule.positions)),
             "rules that are said twice",
-            lambda rule=rule, times=times: f"{at}{rule}: {times} times",
+            lambda rule=rule, times=times: f"{where}{rule}: {times} times",
         )
         case.check(
             times or needed > min(room / 8, free),
             "rules left out without need",
-            lambda rule=rule: f"{at}{rule}: {needed} tokens for {len(rules)} rules, room {room:.0f}, {free:.0f} free",
+            lambda rule=rule: (
+                f"{where}{rule}: {needed} tokens for {len(rules)} rules, room {room:.0f}, {free:.0f} free"
+            ),
         )

@@ -31,10 +31,6 @@ def _resident_kb() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1_024
 
 
-def _open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 async def soak(case: Case) -> None:
     """Send some thousand requests of many conversations through one compiler, in one process."""
     if not Path("/proc/self/statm").exists():
@@ -55,13 +51,13 @@ async def soak(case: Case) -> None:
     requests = max(60, int(REQUESTS * min(1.0, case.scale)))
     marks: list[tuple[int, int]] = []
     for number in range(requests):
-        place = number % TALKS
-        talk = f"{place}-{number // (TALKS * TURNS)}"
-        history = histories.get(place, []) if (number // TALKS) % TURNS else []
+        lane = number % TALKS
+        talk = f"{lane}-{number // (TALKS * TURNS)}"
+        history = histories.get(lane, []) if (number // TALKS) % TURNS else []
         _, prompt = drawn.prompt()
-        histories[place] = (await agent.run(prompt, message_history=history, conversation_id=talk)).all_messages()
+        histories[lane] = (await agent.run(prompt, message_history=history, conversation_id=talk)).all_messages()
         if number in (requests // 2, requests - 1):
-            marks.append((_resident_kb(), _open_files()))
+            marks.append((_resident_kb(), len(os.listdir("/proc/self/fd"))))
     (half, files), (end, more_files) = marks
     case.count("requests of a soak", requests)
     case.count("kB that memory grew in the last half of the soak", max(0, end - half))

@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
+from os.path import commonprefix
 from typing import Any
 
 from pydantic_ai.messages import (
@@ -58,8 +59,7 @@ class Sent:
     @property
     def prompts(self) -> list[str]:
         """Every text that the user wrote."""
-        parts = [part for message in self.messages for part in message.parts if isinstance(part, UserPromptPart)]
-        return [text for part in parts for text in part_texts(part)]
+        return all_texts(self.messages, UserPromptPart)
 
 
 @dataclass
@@ -140,7 +140,7 @@ def _overhead(parameters: Any) -> int:
         {"name": tool.name, "description": tool.description, "parameters": tool.parameters_json_schema}
         for tool in (*parameters.function_tools, *parameters.output_tools)
     ]
-    written = [json.dumps({"type": "function", "function": one}, default=str) for one in tools]
+    written = [json.dumps({"type": "function", "function": tool}, default=str) for tool in tools]
     native = parameters.output_object if parameters.output_mode == "native" else None
     schema = COUNTER.text(json.dumps(native.json_schema, default=str)) if native else 0
     told = sum(COUNTER.text(text) + MESSAGE_OVERHEAD for text in texts)
@@ -156,10 +156,15 @@ def _without_notes(messages: Sequence[ModelMessage]) -> list[ModelMessage]:
 
 
 def part_texts(part: Any) -> list[str]:
-    """Return the texts of a part."""
     content = getattr(part, "content", "")
     pieces = content if isinstance(content, list | tuple) else [content]
     return [text for piece in pieces if isinstance(text := getattr(piece, "content", piece), str)]
+
+
+def all_texts(messages: Sequence[ModelMessage], kind: type[Any] = object) -> list[str]:
+    """Return the texts of all parts of a type."""
+    parts = [part for message in messages for part in message.parts if isinstance(part, kind)]
+    return [text for part in parts for text in part_texts(part)]
 
 
 def refusals(messages: Sequence[ModelMessage], *, shared: str = "") -> Iterator[str]:
@@ -171,36 +176,36 @@ def refusals(messages: Sequence[ModelMessage], *, shared: str = "") -> Iterator[
         yield f"begins or ends wrongly: {[message.kind for message in messages]}"
     for before, after in pairwise(messages):
         if before.kind == after.kind:
-            parts = [[part.part_kind for part in one.parts] for one in (before, after)]
+            parts = [[part.part_kind for part in message.parts] for message in (before, after)]
             yield f"two messages of the kind {before.kind} in a row: {parts}"
-    for at, message in enumerate(messages):
+    for position, message in enumerate(messages):
         if not message.parts:
-            yield f"message {at} of {len(messages)} is empty"
-        yield from _blank(at, message)
+            yield f"message {position} of {len(messages)} is empty"
+        yield from _blank(position, message)
     waiting: list[str] = []
-    for at, message in enumerate(messages):
+    for position, message in enumerate(messages):
         if message.kind == "response":
             waiting = [part.tool_call_id for part in message.parts if part.part_kind == "tool-call"]
             if len(set(waiting)) < len(waiting):
-                yield from _sharing(at, message, messages[at + 1 :][:1], shared)
+                yield from _sharing(position, message, messages[position + 1 :][:1], shared)
             continue
-        answered = [one for part in message.parts if (one := _answered(part)) is not None]
+        answered = [name for part in message.parts if (name := _answered(part)) is not None]
         if sorted(answered) != sorted(waiting):
-            yield f"message {at} of {len(messages)} answers {answered}, but the calls before it are {waiting}"
+            yield f"message {position} of {len(messages)} answers {answered}, but the calls before it are {waiting}"
         waiting = []
 
 
-def _sharing(at: int, message: ModelMessage, following: Sequence[ModelMessage], shared: str) -> Iterator[str]:
+def _sharing(position: int, message: ModelMessage, following: Sequence[ModelMessage], shared: str) -> Iterator[str]:
     """Yield why calls of one id cannot be told apart by their order and results."""
     calls = [part for part in message.parts if isinstance(part, ToolCallPart)]
     paths = [str(part.args_as_dict().get("path")) for part in calls]
     if not shared or not all(path.startswith(shared) for path in paths):
-        yield f"message {at} makes a call twice: {[part.tool_call_id for part in calls]}"
+        yield f"message {position} makes a call twice: {[part.tool_call_id for part in calls]}"
         return
-    results = [str(part.content) for one in following for part in one.parts if part.part_kind == "tool-return"]
+    results = [str(part.content) for answer in following for part in answer.parts if part.part_kind == "tool-return"]
     for path, result in zip(paths, results, strict=False):
         if path not in result and any(re.search(rf"{re.escape(other)}\b", result) for other in paths):
-            yield f"message {at} calls {path}, and its result is {result[:80]!r}"
+            yield f"message {position} calls {path}, and its result is {result[:80]!r}"
 
 
 def _answered(part: Any) -> str | None:
@@ -209,25 +214,25 @@ def _answered(part: Any) -> str | None:
     return part.tool_call_id if part.part_kind == "retry-prompt" and part.tool_name else None
 
 
-def _blank(at: int, message: ModelMessage) -> Iterator[str]:
+def _blank(position: int, message: ModelMessage) -> Iterator[str]:
     for part in message.parts:
         text: Any = getattr(part, "content", None)
         if part.part_kind in ("text", "system-prompt", "user-prompt") and isinstance(text, str) and not text.strip():
-            yield f"message {at} has a blank {part.part_kind}"
+            yield f"message {position} has a blank {part.part_kind}"
 
 
 def plain(messages: Sequence[ModelMessage]) -> list[Any]:
     """Convert a history to plain data, without the fields that are never sent."""
     data = ModelMessagesTypeAdapter.dump_python(list(messages), mode="json")
-    return [_without(one) for one in data]
+    return [_without(message) for message in data]
 
 
 def _without(value: Any) -> Any:
     if isinstance(value, str):
         return HALVES.sub("\ufffd", value)
     if isinstance(value, dict):
-        return {key: _without(one) for key, one in value.items() if key not in UNSENT}
-    return [_without(one) for one in value] if isinstance(value, list) else value
+        return {key: _without(inner) for key, inner in value.items() if key not in UNSENT}
+    return [_without(inner) for inner in value] if isinstance(value, list) else value
 
 
 def rendered(model: FunctionModel, messages: Sequence[ModelMessage], parameters: Any) -> list[Any]:
@@ -242,36 +247,37 @@ def prompt_tokens(model: FunctionModel, text: str, parameters: Any) -> int:
 
 def merged(messages: Sequence[ModelMessage]) -> list[ModelMessage]:
     """Join consecutive requests, as the host does."""
-    found: list[ModelMessage] = []
+    joined: list[ModelMessage] = []
     for message in messages:
-        if found and isinstance(message, ModelRequest) and isinstance(found[-1], ModelRequest):
-            found[-1] = replace(message, parts=[*found[-1].parts, *message.parts])
+        if joined and isinstance(message, ModelRequest) and isinstance(joined[-1], ModelRequest):
+            joined[-1] = replace(message, parts=[*joined[-1].parts, *message.parts])
         else:
-            found.append(message)
-    return found
+            joined.append(message)
+    return joined
 
 
 def in_order(messages: Sequence[ModelMessage]) -> list[Any]:
     """Return the parts of a history with their roles; consecutive requests are joined, with tool results first."""
-    found: list[Any] = []
-    for kind, group in groupby(plain(_without_notes(messages)), key=lambda one: one["kind"]):
+    ordered: list[Any] = []
+    for kind, group in groupby(plain(_without_notes(messages)), key=lambda message: message["kind"]):
         parts = [part for message in group for part in message["parts"]]
-        results = sorted((one for one in parts if one.get("tool_call_id")), key=lambda one: one["tool_call_id"])
-        others = [one for one in parts if not one.get("tool_call_id")]
-        found += [(kind, one) for one in ([*results, *others] if kind == "request" else parts)]
-    return found
+        if kind == "request":
+            results = [part for part in parts if part.get("tool_call_id")]
+            results.sort(key=lambda part: part["tool_call_id"])
+            parts = [*results, *(part for part in parts if not part.get("tool_call_id"))]
+        ordered += [(kind, part) for part in parts]
+    return ordered
 
 
-def difference(one: Sequence[Any], other: Sequence[Any]) -> str:
+def difference(first: Sequence[Any], second: Sequence[Any]) -> str:
     """Describe briefly where two lists differ."""
-    for at, (a, b) in enumerate(zip(one, other, strict=False)):
+    for index, (a, b) in enumerate(zip(first, second, strict=False)):
         if a != b:
-            return f"at {at} of {len(one)} and {len(other)}: {_around(str(a), str(b))}"
-    longer = one if len(one) > len(other) else other
-    return f"{len(one)} and {len(other)} entries; the next is {str(longer[min(len(one), len(other)) :][:1])[:300]}"
+            return f"at {index} of {len(first)} and {len(second)}: {_around(str(a), str(b))}"
+    shorter, longer = sorted((first, second), key=len)
+    return f"{len(first)} and {len(second)} entries; the next is {str(longer[len(shorter) :][:1])[:300]}"
 
 
-def _around(one: str, other: str) -> str:
-    at = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    start = max(0, at - 60)
-    return f"…{one[start : at + 120]!r} and …{other[start : at + 120]!r}"
+def _around(first: str, second: str) -> str:
+    same = len(commonprefix((first, second)))
+    return " and ".join(f"…{text[max(0, same - 60) : same + 120]!r}" for text in (first, second))

@@ -74,11 +74,11 @@ def tables(results: Sequence[Result]) -> dict[str, str]:
     }
 
 
-def _table(kind: str, known: Mapping[str, Mapping[str, Any]]) -> str:
-    names = next(iter(known.values()))[kind]
-    rows = [(name, *(f"{value[kind][name]:+.1f}" for value in known.values())) for name in names]
-    questions = (("questions", *(str(value["n"]) for value in known.values())),) if kind == "features" else ()
-    return markdown(("", *known), [*rows, *questions])
+def _table(kind: str, values: Mapping[str, Mapping[str, Any]]) -> str:
+    names = next(iter(values.values()))[kind]
+    rows = [(name, *(f"{value[kind][name]:+.1f}" for value in values.values())) for name in names]
+    questions = (("questions", *(str(value["n"]) for value in values.values())),) if kind == "features" else ()
+    return markdown(("", *values), [*rows, *questions])
 
 
 MEASURES = (Measure(name=NAME, title="What each feature and sign adds", cells=cells, run=run, tables=tables),)

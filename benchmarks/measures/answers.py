@@ -70,10 +70,7 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
     return value
 
 
-HEAD = (
-    *("model", "asked from", "budget", "F1", "contains the answer", "evidence held"),
-    "F1 less the newest that fit",
-)
+HEAD = "model|asked from|budget|F1|contains the answer|evidence held|F1 less the newest that fit".split("|")
 
 Values = Mapping[Cell, Mapping[str, Any]]
 
@@ -111,7 +108,7 @@ def _told(data: str, values: Values) -> str:
     cells = [cell for cell in values if cell.data == data]
     count = sum(map(len, values[cells[0]]["f1"]))
     ends = [("the evidence alone", EVIDENCE, max(BUDGETS)), ("the question alone", NEWEST, ALONE)]
-    known = [
+    scores = [
         f"{100 * interval(value['f1'])[0]:.0f} from {name}"
         for name, approach, budget in ends
         if (value := values.get(Cell(NAME, approach, data, budget)))
@@ -119,7 +116,7 @@ def _told(data: str, values: Values) -> str:
     ranges = [interval(less) for cell in cells if (less := _less_newest(cell, values))]
     sure = sum(low > 0 or high < 0 for _, low, high in ranges)
     model = data.partition("+")[2]
-    scale = f" Its F1 is {' and '.join(known)}, and a view moves it between the two." if len(known) == 2 else ""
+    scale = f" Its F1 is {' and '.join(scores)}, and a view moves it between the two." if len(scores) == 2 else ""
     return (
         f"{model}, {count} questions.{scale} Differences with an interval without 0: {sure} of {len(ranges)}; where it "
         "contains 0, this model cannot tell which is better."

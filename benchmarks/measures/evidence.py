@@ -58,8 +58,8 @@ def summariser(recorded: Sequence[tuple[str, str]]) -> FunctionModel:
         texts = [str(getattr(part, "content", "")) for message in messages for part in message.parts]
         texts += [message.instructions or "" for message in messages if isinstance(message, ModelRequest)]
         asked = "\n".join(texts)
-        known = [summary for first, summary in recorded if first in asked]
-        return ModelResponse(parts=[TextPart("\n\n".join(known) or "ok")])
+        summaries = [summary for first, summary in recorded if first in asked]
+        return ModelResponse(parts=[TextPart("\n\n".join(summaries) or "ok")])
 
     return FunctionModel(answer)
 

@@ -27,21 +27,15 @@ PEERS = (
 ).split()
 PAIRED = "ours-live"
 """Approach for which one-shot views are made; the points are the same for all."""
-ONE_VIEW: tuple[str, str, Callable[[Mapping[str, Any]], str]] = (
-    "one view at the same points",
-    PAIRED,
-    lambda value: percent(value["one_shot"]),
-)
-"""Title of the row of these views, and how it is read from the results of `PAIRED`."""
-SCENARIOS = {"tools1": 2_000, "tools5": 2_000, "toolask": 2_000, "output": 2_000, "everyasks": 4_000}
-"""Other scenarios for LoCoMo, and the budgets at which they run."""
-TITLES = {
-    "tools1": "a tool exchange of no use in every turn",
-    "tools5": "a tool exchange of no use in every fifth turn",
-    "toolask": "a tool is called in every turn that asks",
-    "output": "structured output (`output_type=`)",
-    "everyasks": "every prompt asks",
+ONE_VIEW = "one view at the same points"
+SCENARIOS = {
+    "tools1": (2_000, "a tool exchange of no use in every turn"),
+    "tools5": (2_000, "a tool exchange of no use in every fifth turn"),
+    "toolask": (2_000, "a tool is called in every turn that asks"),
+    "output": (2_000, "structured output (`output_type=`)"),
+    "everyasks": (4_000, "every prompt asks"),
 }
+"""Other scenarios for LoCoMo, the budgets at which they run, and their titles."""
 TICKS = (125, 250, 500, 1_000, 2_000, 4_000, 8_000, 16_000)
 TITLES_OF_SETS = {"locomo": "LoCoMo", "beam-100k": "BEAM-100K", "tau": "τ-bench", "pi": "`pi`"}
 
@@ -52,7 +46,7 @@ def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
         return [replace(cell, data=f"{cell.data}+{model}") for cell in own for model in data.models]
     cells = grid(NAME, data.turn_by_turn, [name for name in approaches if name in LIVE or name in PEERS])
     if PAIRED in approaches and "locomo" in data.turn_by_turn:
-        cells += [Cell(NAME, PAIRED, f"locomo+{scenario}", budget) for scenario, budget in SCENARIOS.items()]
+        cells += [Cell(NAME, PAIRED, f"locomo+{scenario}", budget) for scenario, (budget, _) in SCENARIOS.items()]
     return cells
 
 
@@ -93,7 +87,11 @@ def tables(results: Sequence[Result]) -> dict[str, str]:
     plain = [result for result in results if "+" not in result.cell.data]
     tables = {f"{NAME}-sample": _sample(plain)}
     for name, of_set in by_set(plain).items():
-        tables[f"{NAME}-{name}"] = ranked(of_set, lambda value: percent(value["held"]), above=ONE_VIEW)
+        tables[f"{NAME}-{name}"] = ranked(
+            of_set,
+            lambda value: percent(value["held"]),
+            above=(ONE_VIEW, PAIRED, lambda value: percent(value["one_shot"])),
+        )
         for budget in sorted({result.cell.budget for result in of_set}):
             rows = [result for result in of_set if result.cell.budget == budget]
             tables[f"{NAME}-{name}-{budget}"] = columns_of(_compared(rows), COLUMNS)
@@ -148,7 +146,7 @@ def _cost(value: Mapping[str, Any]) -> str:
 
 
 SCENARIO_COLUMNS: dict[str, Callable[[Any], str]] = {
-    "": lambda result: TITLES.get(name := result.cell.data.partition("+")[2], f"summaries by `{name}`"),
+    "": lambda result: SCENARIOS.get(name := result.cell.data.partition("+")[2], ("", f"summaries by `{name}`"))[1],
     "budget": lambda result: f"{result.cell.budget:,}",
     "held, %": lambda result: percent(result.value["held"]),
     "one view, %": lambda result: f"{100 * fmean(sum(result.value['one_shot'], [])):.1f}",
@@ -183,7 +181,7 @@ def _points(results: Sequence[Result], approach: str, data: str) -> list[tuple[i
 def _with_one_view(panel: Panel, results: Sequence[Result]) -> Panel:
     points = _points(results, PAIRED, panel.title)
     xs, ys = [budget for budget, _ in points], [held_share(value, "one_shot") for _, value in points]
-    line = Line(name=ONE_VIEW[0], x=xs, y=ys, dashed=True)
+    line = Line(name=ONE_VIEW, x=xs, y=ys, dashed=True)
     name = TITLES_OF_SETS.get(panel.title, panel.title).replace("`", "")
     return Panel(title=name, x=panel.x, y=panel.y, lines=[*panel.lines, line], log_x=True, ticks=panel.ticks)
 
@@ -194,16 +192,11 @@ def front(name: str, values: Sequence[Mapping[str, Any]], *, strong: bool = Fals
 
 
 def _front(name: str, results: Sequence[Result]) -> Panel:
-    approaches = dict.fromkeys(result.cell.approach for result in results if result.cell.data == name)
-    lines = [
-        front(
-            line_name(approach),
-            [value for _, value in _points(results, approach, name)],
-            strong=approach.startswith("ours"),
-        )
-        for approach in approaches
-        if approach != "everything"
-    ]
+    own = [result for result in results if result.cell.data == name and result.cell.approach != "everything"]
+    lines: list[Line] = []
+    for approach in dict.fromkeys(result.cell.approach for result in own):
+        values = [value for _, value in _points(own, approach, name)]
+        lines.append(front(line_name(approach), values, strong=approach.startswith("ours")))
     return Panel(
         title=TITLES_OF_SETS.get(name, name).replace("`", ""),
         x="tokens a request, cached ones at a tenth",

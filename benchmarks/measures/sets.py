@@ -71,8 +71,8 @@ def tables(results: Sequence[Result]) -> dict[str, str]:
     return {NAME: markdown(("set", "budget", "questions", *map(named, names)), rows)} if rows else {}
 
 
-def _asked(found: Mapping[tuple[str, int, str], Mapping[str, Any] | None], data: str, budget: int) -> str:
-    counts = {sum(map(len, value["groups"])) for key, value in found.items() if value and key[:2] == (data, budget)}
+def _asked(values: Mapping[tuple[str, int, str], Mapping[str, Any] | None], data: str, budget: int) -> str:
+    counts = {sum(map(len, value["groups"])) for key, value in values.items() if value and key[:2] == (data, budget)}
     return " to ".join(map(str, sorted(counts)))
 
 

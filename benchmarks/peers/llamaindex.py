@@ -39,9 +39,9 @@ class MemorySession:
 
     def __init__(self, budget: int) -> None:
         self.stored: list[ModelMessage] = []
-        self._engine = create_async_engine("sqlite+aiosqlite:///:memory:")
+        self.engine = create_async_engine("sqlite+aiosqlite:///:memory:")
         self._memory = Memory.from_defaults(
-            session_id="one", token_limit=budget, tokenizer_fn=tokenized, async_engine=self._engine
+            session_id="one", token_limit=budget, tokenizer_fn=tokenized, async_engine=self.engine
         )
 
     async def request(self, new: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
@@ -59,13 +59,11 @@ async def buffered(messages: list[ModelMessage], budget: int) -> Sequence[ModelM
 
 
 async def remembered(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
-    engine = create_async_engine("sqlite+aiosqlite:///:memory:")
+    session = MemorySession(budget)
     try:
-        memory = Memory.from_defaults(session_id="one", token_limit=budget, tokenizer_fn=tokenized, async_engine=engine)
-        await memory.aput_messages([theirs(piece) for piece in pieces(messages)])
-        return ours(messages, await memory.aget())
+        return await session.request(messages)
     finally:
-        await engine.dispose()
+        await session.engine.dispose()
 
 
 def ours(messages: Sequence[ModelMessage], kept: Sequence[ChatMessage]) -> Sequence[ModelMessage]:

@@ -53,9 +53,7 @@ def _live(name: str) -> Approach:
 APPROACHES = (
     _one_view("ours", "one view", '`compile_view(messages, "extractive", budget)`'),
     _one_view(
-        "ours-unseen",
-        "weights that never saw the set",
-        "the same, its ranking fitted on all other labelled sets",
+        "ours-unseen", "weights that never saw the set", "the same, its ranking fitted on all other labelled sets"
     ),
     *map(_live, LIVE),
 )

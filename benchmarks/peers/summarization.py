@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import Model
 from pydantic_ai_summarization import SlidingWindowCapability, SummarizationCapability
 
@@ -16,18 +14,14 @@ from benchmarks.peers.baselines import price
 PACKAGE = "summarization-pydantic-ai"
 
 
-def counted(messages: Sequence[ModelMessage]) -> int:
-    return price(messages)
-
-
 def window(budget: int, keep: float = 0.9) -> list[Any]:
     kept = ("tokens", int(keep * budget))
-    return [SlidingWindowCapability(trigger=("tokens", budget), keep=kept, token_counter=counted)]
+    return [SlidingWindowCapability(trigger=("tokens", budget), keep=kept, token_counter=price)]
 
 
 def summaries(model: Model, budget: int) -> list[Any]:
     kept = ("tokens", budget // 2)
-    return [SummarizationCapability(trigger=("tokens", budget), keep=kept, model=model, token_counter=counted)]
+    return [SummarizationCapability(trigger=("tokens", budget), keep=kept, model=model, token_counter=price)]
 
 
 APPROACHES = (
