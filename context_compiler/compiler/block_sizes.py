@@ -69,8 +69,8 @@ class BlockSizes:
         """Maximum size of the block of a prompt: `recall=` times the square of the fraction of the prompt that asks.
 
         Who asks in passing needs little, but the whole answer. Every request of a turn sends its block again, so the
-        requests of a usual turn share these tokens. A prompt that does not ask gets nothing, or little if it is short
-        and no tool was called.
+        requests of a usual turn share these tokens. A prompt that does not ask gets little if it is short, else
+        nothing.
         """
         plan, least = self.plan, min(self.recall, ANSWER)
         if self._is_large:
@@ -78,7 +78,7 @@ class BlockSizes:
         if self.asks_past(prompt):
             share = asking_share(asking_part(prompt, plan.counter)) or 1.0  # "I forgot what opens it" has no question
             return max(least, int(self.recall * share**2 / max(1, plan.requests_per_turn)))
-        return least if not plan.tool_calls and is_short(prompt, plan.counter) else 0
+        return least if is_short(prompt, plan.counter) else 0
 
     def expected(self, blocks: Blocks | None) -> int:
         """Size of this turn's block in `blocks`; its maximum size if it has not been searched yet."""

@@ -43,7 +43,7 @@ number of best messages one of which must contain its subject."""
 
 ABOUT, TERMS = 0.3, 2
 """A passage contains the subject of such a statement if it has at least this fraction of it (by idf) and this number of
-its terms."""
+its terms, one of which no message has that is whole in the view."""
 
 FLOOR = 0.2
 """In tool work, the best passage must contain at least this fraction of the question, or the block is not worth its
@@ -243,7 +243,7 @@ class _Search:
         candidates = self._quotable(best[:NEAREST])
         relevance = Relevance(self._index, Question.of(self.prompt), floor=0)
         held = [relevance.held(passage.text) for passage in candidates]
-        shares = [relevance.share(terms) * (len(terms) >= TERMS) for terms in held]
+        shares = [relevance.share(terms) * (len(terms) >= TERMS and not terms <= self._in_view) for terms in held]
         least = max(ABOUT, TELLING * max(shares, default=0.0))
         telling = {passage.position for passage, share in zip(candidates, shares, strict=True) if share >= least}
         tokens = Counter[int]()
@@ -251,6 +251,16 @@ class _Search:
             if passage.position in telling:
                 tokens[passage.position] += passage.tokens
         return tokens
+
+    @cached_property
+    def _in_view(self) -> set[str]:
+        """Terms of the question that a message has which is whole in the view."""
+        posts, decided = self._index.posts, self._cycle.decided
+        return {
+            term
+            for term in self._question.terms & posts.keys()
+            if any(decided <= at < self._at or at in self._whole for at in posts[term][::2])
+        }
 
     def _candidates(self, best: list[int], room: int) -> tuple[list[Passage], bool]:
         """Passages to select from, in order of the conversation, and True if they are spread over all of it."""

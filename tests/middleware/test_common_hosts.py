@@ -390,7 +390,7 @@ FORMS = (
 
 
 @pytest.mark.parametrize("kind", [Life, calling])
-async def test_a_question_gets_its_answer_whatever_stands_beside_it(kind: Callable[[int], Life]) -> None:
+async def test_a_question_gets_its_answer_in_a_prompt_with_other_text(kind: Callable[[int], Life]) -> None:
     life = kind(1_500)
     await life.matters(TURNS)
     history = life.history
@@ -399,6 +399,32 @@ async def test_a_question_gets_its_answer_whatever_stands_beside_it(kind: Callab
         await life.turn(form.format(ASK))
         life.last.assert_in_context("heron")
     life.assert_within(budget=1_500, pairs=True)
+
+
+ORDERS = (
+    "I need the name of the staging database.",
+    "staging database name",
+    "Please write a connection string for the staging database.",
+    "Connect to the staging database and count the users.",
+    "Can you put the name of the staging database into the config?",
+)
+"""Prompts that do not ask, and need what was said before."""
+
+
+@pytest.mark.parametrize("kind", [Life, calling])
+async def test_an_order_gets_what_it_needs_from_the_past_and_one_about_the_present_gets_nothing(
+    kind: Callable[[int], Life],
+) -> None:
+    life = kind(1_500)
+    await life.matters(TURNS)
+    history = life.history
+    for order in ORDERS:
+        life.history = history
+        await life.turn(order)
+        life.last.assert_in_context("heron")
+    life.history = history
+    await life.turn(f"Go on as in matter {TURNS - 1}: {prose(TURNS - 1, 12)}.")
+    assert "END RECALLED ===\nGo on" not in life.requests[-1].text
 
 
 def _as_typed(part: Any) -> Any:

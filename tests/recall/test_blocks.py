@@ -24,6 +24,7 @@ from pydantic_ai.messages import (
 )
 
 from context_compiler import ContextCompiler, View
+from context_compiler.compiler.block_sizes import ANSWER
 from context_compiler.errors import SettingsError
 from context_compiler.tokens import TokenCounter
 from tests.middleware.chatting import without_blocks
@@ -243,15 +244,16 @@ async def test_a_statement_recalls_the_passage_it_needs_in_a_small_view(budget: 
     assert all(sent.tokens <= budget for sent in talker.sent)
 
 
-async def test_a_statement_gets_at_most_an_eighth_of_a_small_view() -> None:
+@pytest.mark.parametrize("budget", [1_000, BUDGET])
+async def test_a_statement_gets_at_most_the_room_of_an_answer(budget: int) -> None:
     prompt = f"Go on with {words(20, 12)}."
-    talker, _ = await talked(compiler(budget=1_000), ["Hello.", prompt])
-    assert 0 < TokenCounter().text(block_of(talker.last.messages, prompt)) <= 1_000 // 8
+    talker, _ = await talked(compiler(budget=budget), ["Hello.", prompt])
+    assert 0 < TokenCounter().text(block_of(talker.last.messages, prompt)) <= ANSWER
 
 
 async def test_a_statement_gets_no_block_if_the_recall_share_is_too_small_for_a_line() -> None:
     prompt = "I'm at the station in Ghent now and need the code of the locker."
-    talker, _ = await talked(compiler(budget=4_000, recall=0.05), ["Hello.", prompt])
+    talker, _ = await talked(compiler(budget=4_000, recall=0.01), ["Hello.", prompt])
     assert not block_of(talker.last.messages, prompt)
 
 
@@ -360,8 +362,8 @@ async def test_quotes_of_a_small_view_in_tool_work_match_the_task() -> None:
     order = "Open the locker in Ghent."
     for budget, there in ((1_000, True), (2_400, False)):
         talker, _ = await talked(compiler(budget=budget), [order], history=messages)
-        assert not block_of(talker.last.messages, order)
-        assert (SECRET in talker.last.text) is there
+        block = block_of(talker.last.messages, order)
+        assert SECRET in talker.last.text and (SECRET not in block) is there
 
 
 @pytest.mark.slow
@@ -597,7 +599,8 @@ async def test_an_order_that_refers_to_earlier_messages_counts_as_a_question_in_
 async def test_a_request_for_help_counts_as_a_question_except_in_tool_work(exchanges: int, asked: bool) -> None:
     prompt = "Can you open the locker in Ghent with the code?"
     talker, _ = await talked(compiler(budget=BUDGET), ["Go on.", prompt], history=[*past(100), *worked(exchanges)])
-    assert (SECRET in block_of(talker.last.messages, prompt)) is asked
+    block = block_of(talker.last.messages, prompt)
+    assert SECRET in block and (TokenCounter().text(block) > ANSWER) is asked
 
 
 async def test_a_question_in_tool_work_gets_nearly_half_of_the_largest_block_or_more() -> None:
