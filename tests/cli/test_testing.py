@@ -96,13 +96,13 @@ def look(what: str) -> str:
     return f"Nothing about {what}."
 
 
-def session(path: Path) -> None:
+def session(path: Path, **settings: Any) -> None:
     """A record of a session with a rule, a changed value and personal data."""
-    path.write_bytes(_session())
+    path.write_bytes(_session(**settings))
 
 
 @cache
-def _session() -> bytes:
+def _session(**settings: Any) -> bytes:
     prompts = matters(
         16,
         said_2=RULE,
@@ -113,7 +113,7 @@ def _session() -> bytes:
     steps: Any = [step for turn in range(16) for step in ([("look", {"what": f"matter {turn}"})], "Seen.")]
     with TemporaryDirectory() as folder:
         path = Path(folder) / "record.db"
-        ours = compiler(Notes("Matter 3 is well."), budget=2_000, store=path)
+        ours = compiler(Notes("Matter 3 is well."), budget=2_000, store=path, **settings)
         agent = Agent(tools=[look], capabilities=[ours])
         asyncio.run(live_async(agent, prompts, model=Talker(steps).model, conversation_id="desk 1"))
         asyncio.run(ours.aclose())
@@ -184,9 +184,9 @@ def test_the_name_of_a_session_is_masked_in_its_test(cc: Command, tmp_path: Path
 
 def test_a_request_that_lacks_a_text_becomes_a_test_in_one_command(cc: Command, tmp_path: Path) -> None:
     session(tmp_path / "record.db")
-    said = cc("views", "export", "32", "Matter 1:", "--db", "record.db", "--out", "test_case.py", "--json")
+    said = cc("views", "export", "32", "Matter 8:", "--db", "record.db", "--out", "test_case.py", "--json")
     [claim] = said.json["claims"]
-    assert (claim["arguments"], claim["turn"], claim["holds"]) == (["Matter 1:"], 1, False)
+    assert (claim["arguments"], claim["turn"], claim["holds"]) == (["Matter 8:"], 8, False)
     assert "1111 1111" not in (tmp_path / "test_case.json").read_text(encoding="utf-8")
     failed = cc("test", "test_case.py", "--json")
     [outcome] = failed.json["tests"]
@@ -199,7 +199,7 @@ def test_a_request_that_lacks_a_text_becomes_a_test_in_one_command(cc: Command, 
 
 
 def test_an_exported_request_lacks_the_rules_and_values_that_the_record_finds(cc: Command, tmp_path: Path) -> None:
-    session(tmp_path / "record.db")
+    session(tmp_path / "record.db", recall=0)
     said = cc("views", "export", "30", "--db", "record.db", "--out", "test_case.py", "--json")
     lacking = [claim["arguments"][0] for claim in said.json["claims"]]
     assert lacking and not any(claim["holds"] for claim in said.json["claims"])
@@ -223,7 +223,7 @@ def test_requests_become_cases_of_a_dataset(cc: Command, tmp_path: Path) -> None
     session(tmp_path / "record.db")
 
     def export(view: str) -> Said:
-        return cc("views", "export", view, "Matter 1:", "--db", "record.db", "--out", "cases.yaml")
+        return cc("views", "export", view, "Matter 8:", "--db", "record.db", "--out", "cases.yaml")
 
     assert [export(view).code for view in ("32", "12", "12")] == [0, 0, 2]
     kinds: Any = {"custom_evaluator_types": testing.EVALUATORS}
