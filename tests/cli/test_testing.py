@@ -223,7 +223,7 @@ def test_requests_become_cases_of_a_dataset(cc: Command, tmp_path: Path) -> None
     session(tmp_path / "record.db")
 
     def export(view: str) -> Said:
-        return cc("views", "export", view, "Matter 8:", "--db", "record.db", "--out", "cases.yaml")
+        return cc("views", "export", view, "Matter 1:", "--db", "record.db", "--out", "cases.yaml")
 
     assert [export(view).code for view in ("32", "12", "12")] == [0, 0, 2]
     kinds: Any = {"custom_evaluator_types": testing.EVALUATORS}
