@@ -25,8 +25,7 @@ from context_compiler.recall.changes import corrections
 from context_compiler.recall.outline import phases
 from context_compiler.recall.passages import MIN_QUOTE, Passage, passages, write_quotation
 from context_compiler.recall.ranking import MAX_TERMS
-from context_compiler.recall.revisions import mark_changes
-from context_compiler.recall.selection import Candidates
+from context_compiler.recall.selection import Candidates, mark_changes
 from context_compiler.recall.unknown import spelt
 from context_compiler.resilience import in_time
 from context_compiler.template import prompt_text

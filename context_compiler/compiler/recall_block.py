@@ -25,8 +25,7 @@ from context_compiler.messages.shapes import apply_shape
 from context_compiler.recall import Index, Question, Ranking, Relevance, index_of, question_text
 from context_compiler.recall.passages import Passage, answer_text, new_passages, passages, write_quotation
 from context_compiler.recall.ranking import CLOSE
-from context_compiler.recall.revisions import mark_changes
-from context_compiler.recall.selection import Candidates, spread
+from context_compiler.recall.selection import Candidates, mark_changes, spread
 from context_compiler.recall.unknown import spelt
 from context_compiler.tokens import TokenCounter
 

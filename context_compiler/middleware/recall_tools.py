@@ -32,8 +32,7 @@ from context_compiler.recall.embeddings import Likeness
 from context_compiler.recall.others import Mention
 from context_compiler.recall.passages import Passage, Quotation, passages, write_quotation
 from context_compiler.recall.question import Pending
-from context_compiler.recall.revisions import mark_changes
-from context_compiler.recall.selection import take_beside
+from context_compiler.recall.selection import mark_changes, take_beside
 from context_compiler.recall.unknown import absent_terms, spelt
 from context_compiler.record.store import Store, Tenants, open_store
 from context_compiler.resilience import attempt, try_await

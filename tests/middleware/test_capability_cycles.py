@@ -63,7 +63,7 @@ async def test_a_compile_cuts_the_view_to_about_half() -> None:
 
 @pytest.mark.parametrize("trigger", [0.5, 1_800])
 async def test_a_trigger_cuts_earlier_and_leaves_the_budget_alone(trigger: float | int) -> None:
-    chat = Chat(steps=1, trigger=trigger)
+    chat = Chat(steps=1, trigger=trigger, recall=0)
     await chat.turns(12)
     assert max(sent.tokens for sent in chat.talker.sent) <= 1_900
     assert {view.budget for view in chat.views} == {BUDGET}
