@@ -489,12 +489,15 @@ class Conversation:
         counted = round(self.turn.sent[-1].tokens * self._usage) + self._framing
         self.turn.window = int(counted * self.random.uniform(0.5, 0.95)) if window else 0
         self.turn.ratio = counted / self.turn.sent[-1].tokens if count else 1.0
-        told = json.dumps(body)
-        derived = window and window - OF_ANSWER
         rest = max(1, self.turn.window - OF_ANSWER)
-        for stated, number in ((window, self.turn.window), (count, counted), (derived, rest)):
-            for text in (f"{stated:,}", str(stated)) if stated else ():
-                told = told.replace(text, str(number))
+        stated = {window: self.turn.window, count: counted, window and window - OF_ANSWER: rest}
+        numbers = {text: str(number) for size, number in stated.items() if size for text in (f"{size:,}", str(size))}
+        # at once, because a number that was put in may be one to replace
+        told = re.sub(
+            "|".join(map(re.escape, sorted(numbers, key=len, reverse=True))) or "$^",
+            lambda match: numbers[match[0]],
+            json.dumps(body),
+        )
         return ModelHTTPError(self.random.choice((400, 413)), "strict", body=json.loads(told))
 
     async def _resumed(self, agent: Agent[Any, Any], result: Any) -> Any:
