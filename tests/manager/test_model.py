@@ -185,4 +185,4 @@ def test_any_sequence_of_steps_agrees_with_the_model(machine: type[Sessions]) ->
 
 @pytest.mark.parametrize("machine", [Sessions, FileSessions], ids=["volatile", "sqlite"])
 def test_any_long_sequence_of_steps_agrees_with_the_model(machine: type[Sessions]) -> None:
-    run_state_machine_as_test(machine, settings=settings(max_examples=6, stateful_step_count=50, derandomize=False))
+    run_state_machine_as_test(machine, settings=settings(max_examples=12, stateful_step_count=50, derandomize=False))
