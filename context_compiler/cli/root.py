@@ -5,6 +5,7 @@ A command is imported when it is called. `--help` needs only its name and summar
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -219,6 +220,11 @@ for _name, (_, _heading, _summary) in COMMANDS.items():
     _add_placeholder(_name, _heading, _summary)
 
 
+COLLECT_EVERY = 50_000
+"""New objects between two collections of the garbage collector."""
+
+
 def main() -> None:
     """Run the command line on the arguments of this process."""
+    gc.set_threshold(COLLECT_EVERY)  # a command creates many objects, hardly any of them garbage
     app(prog_name="context-compiler")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Annotated, TypeVar
 
 import typer
@@ -19,7 +19,6 @@ from context_compiler.record import rows, sessions
 from context_compiler.record.costs import Costs, add_costs, sizes_of
 from context_compiler.record.rows import Row
 from context_compiler.record.totals import Sums, sums_of
-from context_compiler.record.values import SessionInfo
 from context_compiler.tokens.prices import dollars
 
 T = TypeVar("T")
@@ -97,21 +96,21 @@ def group_by(values: Iterable[T], key: Callable[[T], Key]) -> dict[Key, list[T]]
     return groups
 
 
-def add_up(session: str | None, sums: Sums, compiles: int, scores: Sequence[Row] = ()) -> Totals:
+def add_up(session: str | None, sums: Sums, scores: Sequence[Row] = ()) -> Totals:
     """Add up the requests and compiles of some sessions."""
 
     def total(column: str) -> int:
         return sum(getattr(request, column) for request in sums.requests)
 
     made = {compile_.id: compile_ for compile_ in sums.compiles}.values()
-    times = sorted(chain.from_iterable(sums.latencies.values()))
+    times = sorted(chain.from_iterable(request.latencies_ms for request in sums.requests))
     waits = sorted(compile_.latency_ms for compile_ in made)
     return Totals(
         session=session,
         requests=total("requests"),
         imported=total("imported"),
         compiled=total("compiled"),
-        compiles=compiles,
+        compiles=sum(sums.compile_counts.values()),
         by_model=len(made),
         tokens_raw=total("tokens_raw"),
         tokens_sent=total("tokens_sent"),
@@ -141,8 +140,8 @@ def _by_name(sums: Sums) -> dict[str, Sums]:
     return {
         name: Sums(
             names=dict(named),
+            compile_counts={number: sums.compile_counts[number] for number, _ in named},
             requests=[request for number, _ in named for request in requests.get(number, ())],
-            latencies={number: sums.latencies.get(number, ()) for number, _ in named},
             compiles=[compile_ for number, _ in named for compile_ in compiles.get(number, ())],
         )
         for name, named in numbers.items()
@@ -183,16 +182,13 @@ def stats(
 
 async def _load_totals(db: Place, owner: str | None, session: str | None) -> tuple[list[Totals], Totals, int]:
     async with open_record(db, owner) as store:
-        infos: list[SessionInfo] = await (find_session(store, session) if session else store.sessions())
-        name = infos[0].session_id if session else None
+        name = (await find_session(store, session))[0].session_id if session else None
         sums = await store.perform(partial(sums_of, session_id=name, sizes_of=sizes_of))
         score_rows = await store.perform(partial(sessions.scores, name=name))
         lost = await store.perform(rows.lost)
-    scores, of_name = group_by(score_rows, itemgetter("session_id")), _by_name(sums)
-    by_name = group_by(infos, attrgetter("session_id"))
-    compiles = {name: sum(info.compiles for info in some) for name, some in by_name.items()}
-    totals = [add_up(name, of_name[name], compiles[name], scores.get(name, ())) for name in by_name if name in of_name]
-    return totals, add_up(None, sums, sum(total.compiles for total in totals)), lost
+    scores = group_by(score_rows, itemgetter("session_id"))
+    totals = [add_up(name, of_name, scores.get(name, ())) for name, of_name in _by_name(sums).items()]
+    return totals, add_up(None, sums), lost
 
 
 def _row(totals: Totals) -> Sequence[object]:

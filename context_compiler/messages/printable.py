@@ -18,6 +18,8 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 def safe(text: str) -> str:
     """Remove control characters, escape sequences and direction marks; keep line breaks and expand tabs."""
+    if text.isascii() and text.isprintable():  # nearly all texts, and much faster
+        return text
     clean = _SEQUENCES.sub("", _BREAKS.sub("\n", text))
     return _SURROGATES.sub("\ufffd", _CONTROLS.sub("", clean)).expandtabs(4)
 

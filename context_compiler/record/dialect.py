@@ -26,6 +26,7 @@ _MARKER = re.compile(r"(IN \(SELECT value FROM json_each\(\?\d*\)\)|json_each\(\
 _WORDS = (
     (re.compile(r"\bifnull\("), "coalesce("),
     (re.compile(r"\binstr\("), "strpos("),
+    (re.compile(r"\bjson_group_array\("), "json_agg("),
     (re.compile(r"(?<!IS )\bNOT NULL\b"), "IS NOT NULL"),
     (re.compile(r"\bLIMIT (\$\d+)"), r"LIMIT nullif(\1::bigint, -1)"),
     (re.compile(r"\bOFFSET (\$\d+)"), r"OFFSET \1::bigint"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from context_compiler.record.browse import requests_using_compile
+from context_compiler.record.browse import SORTS, requests_using_compile
 from context_compiler.record.database import Database
 from context_compiler.record.queries import OWNED
 from context_compiler.record.rows import escape_surrogates, stamp
@@ -44,6 +44,8 @@ class RequestSums:
     compiled: int
     fallbacks: int
     over_budget: int
+    latencies_ms: Sequence[float] = ()
+    """Of each request that was sent; only in `Sums`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +66,10 @@ class Sums:
     """Sums over some sessions."""
 
     names: Mapping[int, str]
-    """Names of the sessions by row number."""
+    """Names of the sessions by row number, the one used last first."""
+    compile_counts: Mapping[int, int]
+    """Compiles on the record by session, failed and refused ones included."""
     requests: Sequence[RequestSums]
-    latencies: Mapping[int, Sequence[float]]
-    """Milliseconds of each request that was sent, by session."""
     compiles: Sequence[MadeCompile]
 
 
@@ -81,57 +83,22 @@ def sums_of(db: Database, session_id: str | None, sizes_of: SizesOf) -> Sums:
     """
     name = None if session_id is None else escape_surrogates(session_id)
     named = f"(s.session_id = ?1 OR ?1 IS NULL AND {_SENDS})"
-    query = f"SELECT s.id, s.session_id FROM sessions s WHERE {named} AND {OWNED.format(2)}"
+    compiles = "(SELECT count(*) FROM context_summaries c WHERE c.session = s.id)"
+    query = f"SELECT s.id, s.session_id, {compiles} FROM sessions s WHERE {named} AND {OWNED.format(2)}"
     with db.snapshot():
-        names = {row[0]: row[1] for row in db.execute(query, (name, db.owner))}
+        listed = db.execute(f"{query} ORDER BY {SORTS['used']}, s.id DESC", (name, db.owner)).fetchall()
+        names = {row[0]: row[1] for row in listed}
         among = None if session_id is None and db.owner is None else [*names]
         return Sums(
             names=names,
-            requests=request_sums(db, among, sizes_of),
-            latencies=_latencies(db, among),
+            compile_counts={row[0]: row[2] for row in listed},
+            requests=_timed_sums(db, among, sizes_of),
             compiles=made_compiles(db, among),
         )
 
 
 SizesOf = Callable[[str, str | None], Iterable[int]]
 """Maps a model and its provider to the sizes of a request above which other rates apply."""
-
-
-def request_sums(db: Database, sessions: Sequence[int] | None, sizes_of: SizesOf) -> list[RequestSums]:
-    """Sums over the requests of some sessions, or of all for None, by session and price."""
-    return [RequestSums(session=key, **sums) for key, sums in _grouped(db, sessions, sizes_of, "v.session")]
-
-
-def sums_over_time(
-    db: Database, sessions: Sequence[int] | None, sizes_of: SizesOf, digits: int
-) -> list[tuple[str, RequestSums]]:
-    """The same by the first `digits` characters of the requests' times, such as 10 for days."""
-    groups = _grouped(db, sessions, sizes_of, f"substr(v.created_at, 1, {digits:d})")
-    return [(str(key), RequestSums(session=0, **sums)) for key, sums in groups]
-
-
-def own_sessions(db: Database) -> list[int] | None:
-    """Sessions of the connection's owner, except replays; None if it sees those of all owners."""
-    if db.owner is None:
-        return None
-    return [row[0] for row in db.execute(f"SELECT s.id FROM sessions s WHERE s.owner = ? AND {_SENDS}", (db.owner,))]
-
-
-def _grouped(
-    db: Database, sessions: Sequence[int] | None, sizes_of: SizesOf, key: str
-) -> Iterator[tuple[Any, dict[str, Any]]]:
-    where, parameters = _within(sessions)
-    models = db.execute(f"SELECT DISTINCT v.model, v.provider FROM views v WHERE {where}", parameters).fetchall()
-    sizes = sorted({size for row in models for size in sizes_of(row[0], row[1])})
-    rates = [f"CASE WHEN v.{column} > {size:d} THEN 1 END" for column in SIZED for size in sizes]
-    groups = db.execute(
-        f"SELECT {key} AS grouped, v.model, v.provider, {SUMS} FROM views v WHERE {where}"
-        f" GROUP BY {', '.join([key, 'v.model', 'v.provider', *rates])} ORDER BY 1",
-        parameters,
-    )
-    for row in groups:
-        sums = dict(zip(row.keys(), row, strict=True))
-        yield sums.pop("grouped"), sums
 
 
 SIZED = ("tokens_sent", "tokens_raw")
@@ -155,15 +122,53 @@ SUMS = ", ".join(
     )
 )
 
+LATENCIES = f"json_group_array(CASE WHEN {_IMPORTED} THEN NULL ELSE v.latency_ms END) AS latencies"
 
-def _latencies(db: Database, sessions: Sequence[int] | None) -> dict[int, list[float]]:
+
+def request_sums(db: Database, sessions: Sequence[int] | None, sizes_of: SizesOf) -> list[RequestSums]:
+    """Sums over the requests of some sessions, or of all for None, by session and price."""
+    return [RequestSums(session=key, **sums) for key, sums in _grouped(db, sessions, sizes_of, "v.session")]
+
+
+def _timed_sums(db: Database, sessions: Sequence[int] | None, sizes_of: SizesOf) -> list[RequestSums]:
+    """The same with latencies, as a JSON list for each group: a row for each request takes twice the time."""
+    timed = []
+    for key, sums in _grouped(db, sessions, sizes_of, "v.session", f"{SUMS}, {LATENCIES}"):
+        latencies = [latency for latency in json.loads(sums.pop("latencies")) if latency is not None]
+        timed.append(RequestSums(session=key, latencies_ms=latencies, **sums))
+    return timed
+
+
+def sums_over_time(
+    db: Database, sessions: Sequence[int] | None, sizes_of: SizesOf, digits: int
+) -> list[tuple[str, RequestSums]]:
+    """The same by the first `digits` characters of the requests' times, such as 10 for days."""
+    groups = _grouped(db, sessions, sizes_of, f"substr(v.created_at, 1, {digits:d})")
+    return [(str(key), RequestSums(session=0, **sums)) for key, sums in groups]
+
+
+def own_sessions(db: Database) -> list[int] | None:
+    """Sessions of the connection's owner, except replays; None if it sees those of all owners."""
+    if db.owner is None:
+        return None
+    return [row[0] for row in db.execute(f"SELECT s.id FROM sessions s WHERE s.owner = ? AND {_SENDS}", (db.owner,))]
+
+
+def _grouped(
+    db: Database, sessions: Sequence[int] | None, sizes_of: SizesOf, key: str, columns: str = SUMS
+) -> Iterator[tuple[Any, dict[str, Any]]]:
     where, parameters = _within(sessions)
-    latencies: dict[int, list[float]] = {}
-    for session, latency in db.execute(
-        f"SELECT v.session, v.latency_ms FROM views v WHERE {where} AND NOT ({_IMPORTED})", parameters
-    ):
-        latencies.setdefault(session, []).append(latency)
-    return latencies
+    models = db.execute(f"SELECT DISTINCT v.model, v.provider FROM views v WHERE {where}", parameters).fetchall()
+    sizes = sorted({size for row in models for size in sizes_of(row[0], row[1])})
+    rates = [f"CASE WHEN v.{column} > {size:d} THEN 1 END" for column in SIZED for size in sizes]
+    groups = db.execute(
+        f"SELECT {key} AS grouped, v.model, v.provider, {columns} FROM views v WHERE {where}"
+        f" GROUP BY {', '.join([key, 'v.model', 'v.provider', *rates])} ORDER BY 1",
+        parameters,
+    )
+    for row in groups:
+        sums = dict(zip(row.keys(), row, strict=True))
+        yield sums.pop("grouped"), sums
 
 
 def made_compiles(db: Database, sessions: Sequence[int] | None) -> list[MadeCompile]:
