@@ -42,7 +42,7 @@ from context_compiler.record.rows import BrokenReference
 from context_compiler.record.store import Steered, Store
 from context_compiler.record.values import COMPILE, UNDO, Action, Compile, Entry, Record, with_null_reasons
 from context_compiler.record.values import Cycle as StoredCycle
-from context_compiler.resilience import Report
+from context_compiler.resilience import Report, try_await
 
 CYCLES = 1_000
 """Maximum cycles in memory, over all conversations."""
@@ -52,6 +52,9 @@ SESSIONS = 16
 
 FRESH_S = 86_400.0 * RETRY_AGE_DAYS
 """Seconds for which a raw history in memory is used: a prune of older conversations leaves no note on the record."""
+
+LAST_REQUESTS = 64
+"""Maximum conversations whose last request is in memory."""
 
 OVERLAP = 2
 """Minimum number of messages that a window must share with the record."""
@@ -93,6 +96,8 @@ class Archive:
         self._blocks: Memo[tuple[str, str], Blocks] = Memo(CYCLES)
         self._session_cycles: Memo[tuple[str | None, str], tuple[Cycle, ...]] = Memo(CYCLES)
         self._actions: Memo[tuple[str | None, str], tuple[Action, ...]] = Memo(CYCLES)
+        self._newest: Memo[tuple[str | None, str], tuple[Record, ...]] = Memo(LAST_REQUESTS)
+        """The newest request of each conversation, read with the start of its first run; empty if it has none."""
         self.windows = Windows(self.access)
 
     def scoped(self, owner: str | None) -> Archive:
@@ -155,6 +160,8 @@ class Archive:
         write = partial(self._save, record, result, cycle, blocks, tools)
         paused = self.access.is_paused
         kept = await self.access.write(record.session_id, write)
+        if kept is not None:
+            self._newest.keep((self.owner, record.session_id), (replace(kept, compile=None),))
         if paused:
             await self.access.report_pause()
         return with_null_reasons(record, {"summary_id": "not stored, or stored later"}) if kept is None else kept
@@ -201,7 +208,9 @@ class Archive:
         """The newest recorded request of a conversation; None if there is none in this vault that can be reused."""
         if not self.keeps_content:
             return None
-        records = await self.access.read(lambda store: store.views(session_id, limit=1))
+        records = self._newest.get((self.owner, session_id))
+        if records is None:
+            records = await self.access.read(lambda store: store.views(session_id, limit=1))
         return records[0] if records and records[0].vault_name == self._arguments.place else None
 
     async def newest_request(self, session_id: str) -> Record | None:
@@ -283,6 +292,10 @@ class Archive:
         adopted = chosen is not None and chosen.needs in ids and (cycle is None or cycle.decided < chosen.decided)
         cycle = replace(chosen, config=config) if chosen is not None and adopted else cycle
         blocks = None if cycle is None else await self._known_blocks(store, ids, config)
+        if store is not None and self._newest.get((self.owner, session_id)) is None:
+            records = (await try_await(store.views(session_id, limit=1))).value  # if it fails, it is read when needed
+            if records is not None:
+                self._newest.keep((self.owner, session_id), tuple(records))
         return Start(cycle=cycle, blocks=blocks, steering=steering, adopted=adopted)
 
     async def _cycle(self, store: Store | None, ids: Sequence[str], config: str) -> Cycle | None:

@@ -21,13 +21,10 @@ from context_compiler.cache import Memo
 from context_compiler.messages.bodies import load_messages
 from context_compiler.messages.history import Reader
 from context_compiler.messages.items import CONTROL_KINDS, LOADS
-from context_compiler.middleware.archive import Archive
+from context_compiler.middleware.archive import LAST_REQUESTS, Archive
 from context_compiler.middleware.request import Request, may_be_known
 from context_compiler.middleware.state import Result
 from context_compiler.record.values import Record
-
-SESSIONS = 64
-"""Maximum number of conversations whose last request is kept in memory."""
 
 COMPARED = 64_000
 """Maximum tokens of a recorded view that is read for comparison."""
@@ -50,8 +47,8 @@ class LastRequests:
     def __init__(self, archive: Archive, reader: Reader) -> None:
         """Keep nothing yet; `archive` is read at the first request of a conversation."""
         self._archive, self._reader = archive, reader
-        self._cached: Memo[tuple[str | None, str], bool] = Memo(SESSIONS)
-        self._last: Memo[tuple[str | None, str], _Request] = Memo(SESSIONS)
+        self._cached: Memo[tuple[str | None, str], bool] = Memo(LAST_REQUESTS)
+        self._last: Memo[tuple[str | None, str], _Request] = Memo(LAST_REQUESTS)
 
     async def price_facts(self, request: Request, result: Result) -> dict[str, object]:
         """Facts that determine the price of a request, with the cached tokens of the view and of the raw history."""

@@ -64,7 +64,9 @@ async def test_a_run_reads_its_start_state_in_one_job(tmp_path: Path) -> None:
         history = (await agent.run("next", message_history=history, conversation_id="talk")).all_messages()
         counts.append(len(jobs))
         jobs.clear()
-    assert counts == [5, 3], "the window, the start and the last request are read; the request and the answer saved"
+    assert counts == [4, 3], (
+        "the window and the start are read at first; the start, then the request and the answer saved"
+    )
 
 
 async def test_the_messages_left_out_by_a_cycle_are_computed_once_for_all_its_turns(
