@@ -11,12 +11,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
+from context_compiler.ids import CHAIN
 from context_compiler.record import rows
 from context_compiler.record.conversations import CONVERSATIONS
 from context_compiler.record.database import Database
 from context_compiler.record.queries import OWNED, reseal
 from context_compiler.record.rows import writer_of
 from context_compiler.record.tables import COLUMNS, REFERENCES
+
+AFTER = CHAIN[:-1] + chr(ord(CHAIN[-1]) + 1)
+"""The first text after all that begin with `CHAIN`."""
 
 NODE_COLUMNS = (*rows.TIPS, *rows.TURN_TIPS, ("entries", "node"))
 """Columns that keep a message, with its ancestors."""
@@ -66,7 +70,10 @@ SELECT n.id, n.parent, n.content, n.instructions FROM led JOIN nodes n ON n.id =
 """
 """Messages with one of these names, and all their ancestors."""
 
-FOLLOWING = "SELECT id, parent FROM nodes WHERE parent IN (SELECT value FROM json_each(?))"
+RANGE = "id >= ? AND id < ?"
+"""Messages of some owners, by their prefix: one owner of many need not wait until all of theirs are read."""
+
+FOLLOWING = f"SELECT id, parent FROM nodes WHERE {RANGE} AND parent IN (SELECT value FROM json_each(?))"
 KEPT_MEMORIES = """
 WITH RECURSIVE kept (id) AS (
     SELECT memory_tip FROM spaces UNION SELECT memory_tip FROM commits
@@ -186,7 +193,8 @@ def _remove_messages(db: Database, tips: set[str], contents: set[str]) -> list[s
     contents.update(name for row in led.values() for name in (row["content"], row["instructions"]))
     contents.discard(None)
     kept = _in_use(db, NODE_COLUMNS, led)
-    kept.update(row["parent"] for row in db.execute(FOLLOWING, (_json(led),)) if row["id"] not in led)
+    following = db.execute(FOLLOWING, (*_range(led), _json(led)))
+    kept.update(row["parent"] for row in following if row["id"] not in led)
     for name in list(kept):
         while name in led and (name := led[name]["parent"]) is not None and name not in kept:
             kept.add(name)
@@ -210,11 +218,18 @@ def _referred(
 
 def _in_use(db: Database, columns: Iterable[tuple[str, str]], names: Iterable[str]) -> set[str]:
     """Those of some names that are in these columns."""
-    json_names, used = _json(names), set[str]()
+    names, used = list(names), set[str]()
     for table, column in columns:
-        query = f"SELECT DISTINCT {column} FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))"
-        used.update(row[0] for row in db.execute(query, (json_names,)))
+        where, limits = (f"{RANGE} AND ", _range(names)) if table == "nodes" else ("", ())
+        query = f"SELECT DISTINCT {column} FROM {table} WHERE {where}{column} IN (SELECT value FROM json_each(?))"
+        used.update(row[0] for row in db.execute(query, (*limits, _json(names))))
     return used
+
+
+def _range(names: Iterable[str]) -> tuple[str, str]:
+    """The first name that a message of the owners of some names may have, and the first that none of theirs has."""
+    prefixes = [rows.prefix_of(name) + CHAIN for name in names] or [CHAIN]
+    return min(prefixes), max(prefixes).replace(CHAIN, AFTER)
 
 
 def _json(values: Iterable[object]) -> str:

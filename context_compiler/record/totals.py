@@ -132,7 +132,7 @@ def request_sums(db: Database, sessions: Sequence[int] | None, sizes_of: SizesOf
 
 def _timed_sums(db: Database, sessions: Sequence[int] | None, sizes_of: SizesOf) -> list[RequestSums]:
     """The same with latencies, as a JSON list for each group: a row for each request takes twice the time."""
-    timed = []
+    timed = list[RequestSums]()
     for key, sums in _grouped(db, sessions, sizes_of, "v.session", f"{SUMS}, {LATENCIES}"):
         latencies = [latency for latency in json.loads(sums.pop("latencies")) if latency is not None]
         timed.append(RequestSums(session=key, latencies_ms=latencies, **sums))

@@ -121,6 +121,20 @@ async def test_deleting_and_pruning_leave_other_owners_alone(tenants: Tenants):
     assert len(await bob.views()) == 2 and await ann.views() == []
 
 
+async def test_a_deletion_for_every_owner_leaves_the_forks_of_each(tenants: Tenants):
+    """A fork, and a conversation that says the same elsewhere, keep what they share with the deleted one."""
+    stores = await both(tenants)
+    fork, elsewhere = talk(3).then("another way", "as you like"), Talk("before", *talk(3).texts)
+    for store in stores:
+        await store.save(request(fork, session_id="fork"))
+        await store.save(request(elsewhere, session_id="elsewhere"))
+    assert await tenants.scoped(None).delete("s") == 2
+    for store in stores:
+        assert await store.transcript("s") == []
+        assert await store.transcript("fork") == fork.bodies
+        assert await store.transcript("elsewhere") == elsewhere.bodies
+
+
 async def test_an_unscoped_reader_sees_every_owner_and_cannot_write(tenants: Tenants):
     await both(tenants)
     every = tenants.scoped(None)
