@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from context_compiler.ids import CHAIN
 from context_compiler.record import rows
 from context_compiler.record.conversations import CONVERSATIONS
 from context_compiler.record.database import Database
@@ -19,8 +18,8 @@ from context_compiler.record.queries import OWNED, reseal
 from context_compiler.record.rows import writer_of
 from context_compiler.record.tables import COLUMNS, REFERENCES
 
-AFTER = CHAIN[:-1] + chr(ord(CHAIN[-1]) + 1)
-"""The first text after all that begin with `CHAIN`."""
+LAST = "\U0010ffff"
+"""The last character: with it, a prefix comes after all names that begin with the prefix."""
 
 NODE_COLUMNS = (*rows.TIPS, *rows.TURN_TIPS, ("entries", "node"))
 """Columns that keep a message, with its ancestors."""
@@ -227,9 +226,9 @@ def _in_use(db: Database, columns: Iterable[tuple[str, str]], names: Iterable[st
 
 
 def _range(names: Iterable[str]) -> tuple[str, str]:
-    """The first name that a message of the owners of some names may have, and the first that none of theirs has."""
-    prefixes = [rows.prefix_of(name) + CHAIN for name in names] or [CHAIN]
-    return min(prefixes), max(prefixes).replace(CHAIN, AFTER)
+    """The first name that a message of the owners of some names may have, and one after all of them."""
+    prefixes = [rows.prefix_of(name) for name in names]
+    return min(prefixes, default=""), max(prefixes, default="") + LAST
 
 
 def _json(values: Iterable[object]) -> str:
