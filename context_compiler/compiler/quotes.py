@@ -76,7 +76,9 @@ class _Sources:
             candidates=candidates,
             ranks=ranks,
             broad=selection.lasting or (question is not None and question.broad),
-            pool=Candidates(candidates, ranks, wide=question is not None and question.wide, newer=newer),
+            pool=Candidates(
+                candidates, ranks, mentions=ranking.end if ranking and question and question.wide else None, newer=newer
+            ),
         )
 
 

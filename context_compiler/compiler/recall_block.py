@@ -152,7 +152,8 @@ class _Search:
             until=self._at,
             quote=self._left_out,
         )
-        return _write(pool, room, self._counter, first=first, wide=wide, newer=newer)
+        mentions = self._ranking.end if wide else None
+        return _write(pool, room, self._counter, first=first, mentions=mentions, newer=newer)
 
     @property
     def _absent(self) -> str:
@@ -319,14 +320,14 @@ def _write(
     counter: TokenCounter,
     *,
     first: str,
-    wide: bool = False,
+    mentions: float | None = None,
     newer: Mapping[tuple[int, int], tuple[int, int]] = MappingProxyType({}),
 ) -> str:
     """Select passages and write them fenced, after a line `first`, in at most `room` tokens; empty if nothing fits."""
     before = accumulate((passage.tokens for passage, _ in ranked), initial=0)
     weighed = [pair for pair, tokens in zip(ranked, before, strict=False) if tokens <= WIDE * room]
     ranks = [score for _, score in weighed]
-    candidates = Candidates([passage for passage, _ in weighed], ranks, wide=wide, newer=newer)
+    candidates = Candidates([passage for passage, _ in weighed], ranks, mentions=mentions, newer=newer)
     alone = fence(RECALLED_TITLE, first) if first else ""
     left = room - counter.text(alone or fence(RECALLED_TITLE, "x")) - 8 - MESSAGE_OVERHEAD
     while left > 0 and (chosen := candidates.choose(left)):

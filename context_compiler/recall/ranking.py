@@ -15,6 +15,7 @@ from functools import cached_property
 from heapq import nlargest
 from itertools import accumulate
 from math import inf
+from statistics import fmean
 from typing import NamedTuple
 
 from context_compiler.recall.bm25 import GIANT, K1, B, damping_of, idf, saturation
@@ -32,8 +33,8 @@ SOON = 10
 LENGTH = 3.5
 """Excess length of a message, as a logarithm, that costs it as much as all words of the question bring."""
 
-END = 0.5
-"""Minimum score of a passage that belongs to the answer, as a fraction of the best's."""
+END = 0.2
+"""Where an answer ends, as a fraction of the way from the mean score to the best."""
 
 MAX_TERMS = 48
 """Maximum number of terms of a question that are looked up, the rarest first."""
@@ -271,8 +272,14 @@ class Ranking:
 
     @property
     def end(self) -> float:
-        """Score at which the answer ends, wherever the best passage is, also if a view shows it already."""
-        return END * (max(self._raw) + OWN_WORDS) if self._found else inf
+        """Score at which the answer ends, wherever the best passage is, also if a view shows it already.
+
+        It lies between the mean and the best: most of a score may be what all messages have, such as few words.
+        """
+        if not self._found:
+            return inf
+        mean = fmean(self._raw)
+        return mean + END * (max(self._raw) + OWN_WORDS - mean)
 
     def best(self, without: Set[int] = frozenset()) -> list[int]:
         """Positions of the messages that may belong to the answer, best first; `without` has those to leave out."""

@@ -37,7 +37,6 @@ from context_compiler.messages.instructions import instruction_sentences
 from context_compiler.messages.turns import Outline
 from context_compiler.recall.index import changes_of
 from context_compiler.recall.passages import MIN_QUOTE, Passage, Quotation
-from context_compiler.recall.ranking import END
 from context_compiler.recall.terms import SHORT, words
 from context_compiler.resilience import check_time
 from context_compiler.tokens import TokenCounter
@@ -84,7 +83,7 @@ class Candidates:
         candidates: Sequence[Passage],
         ranks: Sequence[float] = (),
         *,
-        wide: bool = False,
+        mentions: float | None = None,
         newer: Mapping[tuple[int, int], tuple[int, int]] = MappingProxyType({}),
     ) -> None:
         """Take the candidates in any order; messages should be complete.
@@ -93,7 +92,7 @@ class Candidates:
             candidates: Passages to select from.
             ranks: Relevance of each candidate to the question. If none is above 0, only coverage decides. Ties go to
                 the earlier passage.
-            wide: The question is for a sequence or for the whole conversation, so mentions are taken first.
+            mentions: Least rank of a mention; None unless the question is for a sequence or the whole conversation.
             newer: Place of the passage that revises a candidate, by place of the candidate. A candidate is taken only
                 beside it.
         """
@@ -102,7 +101,7 @@ class Candidates:
         order = sorted(ready, key=[*map(attrgetter("position", "order"), candidates)].__getitem__)
         self._ordered = [candidates[slot] for slot in order]
         self._ranks = [ranks[slot] for slot in order] if max(ranks, default=0.0) > 0 else []
-        self._wide = wide
+        self._least = mentions
         places = {passage.place: slot for slot, passage in enumerate(self._ordered)} if newer else {}
         self._after = {places[old]: places[newer[old]] for old in places.keys() & newer.keys()}
 
@@ -116,8 +115,8 @@ class Candidates:
 
     def _mentions(self) -> Sequence[int]:
         """Slots of answers spread over the conversation; none without a question about a sequence or all of it."""
-        least = END * max(self._ranks, default=0.0)
-        answering = [slot for slot in self._answers() if self._ranks[slot] >= least] if self._wide else []
+        least = self._least
+        answering = [] if least is None else [slot for slot in self._answers() if self._ranks[slot] >= least]
         return spread(answering, lambda slot: self._ordered[slot].turn)
 
     def _answers(self) -> Sequence[int]:
