@@ -22,7 +22,7 @@ from context_compiler.messages.prompts import asking_part, asking_share, asks, i
 from context_compiler.messages.turns import Turn
 from context_compiler.settings import amount_tokens
 
-ANSWER = 150
+ANSWER = 200
 """Tokens of an answer with what stands beside it: the least that the block of a prompt which asks may take, and the
 most for a short one that does not, such as "write to the caterer"."""
 
