@@ -34,7 +34,7 @@ LENGTH = 3.5
 """Excess length of a message, as a logarithm, that costs it as much as all words of the question bring."""
 
 END = 0.2
-"""Where an answer ends, as a fraction of the way from the mean score to the best."""
+"""Fraction of the way from the mean score to the best at which an answer ends."""
 
 MAX_TERMS = 48
 """Maximum number of terms of a question that are looked up, the rarest first."""

@@ -162,7 +162,7 @@ def test_a_fact_is_lost_where_a_later_compile_replaced_its_quotes(planned: Comma
     lost = next(one for one in known if one["first"] > quoted["last"])
     assert quoted["request"] == quoted["first"] and quoted["step"]
     gone = [one for one in known if not one["forms"]]
-    assert len(gone) > 2 and gone[0]["first"] >= lost["first"]
+    assert len(gone) > 1 and gone[0]["first"] >= lost["first"]
     assert all((one["request"], one["step"]) == (lost["first"], 0) for one in gone)
     dropped = f"dropped at request {lost['first']}: the compile there chose other quotes"
     assert planned("sessions", "find", "trip", FACT).out.count(dropped) >= len(gone)
