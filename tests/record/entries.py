@@ -34,10 +34,10 @@ class Talk:
         self.texts = texts
         self.when = when
         self.read: list[int] = []
-        self._bodies = [body(text, at, when) for at, text in enumerate(texts)]
+        self._bodies = [body(text, index, when) for index, text in enumerate(texts)]
         names: list[str] = []
-        for one in self._bodies:
-            names.append(ids.chain_id(names[-1] if names else None, ids.identity(one)))
+        for message in self._bodies:
+            names.append(ids.chain_id(names[-1] if names else None, ids.identity(message)))
         self.ids: Sequence[str] = names
 
     @property
@@ -59,10 +59,10 @@ class Talk:
         return Talk(*self.texts, *texts, when=self.when)
 
 
-def body(text: str, at: int, when: datetime = NOW) -> bytes:
+def body(text: str, position: int, when: datetime = NOW) -> bytes:
     message: ModelMessage = (
         ModelRequest(parts=[UserPromptPart(content=text, timestamp=when)])
-        if at % 2 == 0
+        if position % 2 == 0
         else ModelResponse(parts=[TextPart(content=text)], timestamp=when)
     )
     return ModelMessagesTypeAdapter.dump_json([message])[1:-1]
@@ -73,7 +73,7 @@ def talk(turns: int, *, about: str = "the weather") -> Talk:
     return Talk(*(f"{'question' if at % 2 == 0 else 'answer'} {at} on {about}" for at in range(2 * turns - 1)))
 
 
-def compiled(covered: str = "", **given: Any) -> Compile:
+def compiled(covered: str = "", **changes: Any) -> Compile:
     """A compile that went well and may be used again."""
     usual = Compile(
         session_id="s",
@@ -103,12 +103,12 @@ def compiled(covered: str = "", **given: Any) -> Compile:
         error=None,
         created_at=NOW,
     )
-    return replace(usual, **given)
+    return replace(usual, **changes)
 
 
-def request(raw: Chain | None, view: Chain | None = None, **given: Any) -> Entry:
+def request(raw: Chain | None, view: Chain | None = None, **values: Any) -> Entry:
     """An entry of session `s`: one request per turn of `raw`, which is sent as it is unless there is a view."""
-    chains = {"tools": TOOLS, **{name: given.pop(name) for name in ("compile", "cycle", "tools") if name in given}}
+    chains = {"tools": TOOLS, **{name: values.pop(name) for name in ("compile", "cycle", "tools") if name in values}}
     sent = view or raw
     turn = (len(raw.ids) - 1) // 2 if raw is not None else 0
     usual = Record(
@@ -131,7 +131,7 @@ def request(raw: Chain | None, view: Chain | None = None, **given: Any) -> Entry
         latency_ms=1.5,
         created_at=NOW,
     )
-    return Entry(record=replace(usual, **given), raw=raw, view=sent, **chains)
+    return Entry(record=replace(usual, **values), raw=raw, view=sent, **chains)
 
 
 def cycle(tip: str, state: str = "{}", config: str = "c") -> Cycle:
@@ -145,6 +145,6 @@ def days_ago(days: float) -> datetime:
 def ask(path: Path, query: str) -> list[tuple[object, ...]]:
     """What another program reads in the file."""
     db = sqlite3.connect(path)
-    found = db.execute(query).fetchall()
+    rows = db.execute(query).fetchall()
     db.close()
-    return found
+    return rows

@@ -38,8 +38,8 @@ async def test_an_action_based_on_an_outdated_one_is_refused(store: Any):
         with pytest.raises(StoreError, match="somebody compiled, undid or pinned in it meanwhile"):
             await store.save_action("s", "", action(), after=after, compile=compiled())
     assert len(await store.actions("s")) == 1 and await store.summaries("s") == []
-    given = [store.save_action("s", "", action(state=str(at)), after=1) for at in range(5)]
-    results = await asyncio.gather(*given, return_exceptions=True)
+    attempts = [store.save_action("s", "", action(state=str(number)), after=1) for number in range(5)]
+    results = await asyncio.gather(*attempts, return_exceptions=True)
     assert sum(isinstance(result, Action) for result in results) == 1
 
 
@@ -64,9 +64,10 @@ async def test_a_compile_that_no_request_carries_counts_in_its_session(store: An
     assert alone != carried.summary_id and len(await store.summaries("s")) == 2
     assert not await store.verify()
     for session, count in ((None, 1), ("s", 1), ("t", 0)):
-        found = await store.perform(partial(sums_of, session_id=session, sizes_of=sizes_of))
+        sums = await store.perform(partial(sums_of, session_id=session, sizes_of=sizes_of))
         assert (
-            sorted((one.id, one.sent) for one in found.compiles) == [(alone, False), (carried.summary_id, True)] * count
+            sorted((compile.id, compile.sent) for compile in sums.compiles)
+            == [(alone, False), (carried.summary_id, True)] * count
         )
     nothing = await store.scoped("bob").perform(partial(sums_of, session_id=None, sizes_of=sizes_of))
     assert (nothing.requests, nothing.compiles, nothing.names) == ([], [], {})
@@ -74,8 +75,8 @@ async def test_a_compile_that_no_request_carries_counts_in_its_session(store: An
 
 async def test_the_cycles_of_a_conversation_are_listed_oldest_first(store: Any):
     raw = talk(4)
-    for at in (2, 4):
-        await store.save(request(raw, request_index=at, cycle=cycle(raw.ids[at], f"at {at}")))
+    for position in (2, 4):
+        await store.save(request(raw, request_index=position, cycle=cycle(raw.ids[position], f"at {position}")))
     assert await store.session_cycles("s") == [cycle(raw.ids[2], "at 2"), cycle(raw.ids[4], "at 4")]
     assert await store.session_cycles("t") == []
 
@@ -94,4 +95,4 @@ async def test_an_owner_does_not_see_actions_of_another(store: Any):
     await ann.save_action("s", "", action(), after=0)
     assert await bob.actions("s") == [] and await store.actions("s") == []
     await bob.save_action("s", "", action("unpin"), after=0)
-    assert [one.kind for one in await ann.actions("s")] == ["pin"]
+    assert [recorded.kind for recorded in await ann.actions("s")] == ["pin"]

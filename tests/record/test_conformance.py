@@ -157,7 +157,7 @@ async def test_requests_and_compiles_are_listed_newest_first(store: Store):
     assert numbers == sorted(set(numbers)) and numbers[0] > 0  # they rise, and may leave some out
     assert [record.id for record in await store.views()] == numbers[::-1]
     assert [record.id for record in await store.views("s", limit=2)] == [numbers[3], numbers[2]]
-    assert [found.cache_key for found in await store.summaries("s", limit=3)] == ["4", "3", "2"]
+    assert [summary.cache_key for summary in await store.summaries("s", limit=3)] == ["4", "3", "2"]
     assert await store.views(limit=0) == []
 
 
@@ -174,7 +174,7 @@ async def test_a_session_adds_up_its_requests(store: Store):
 async def test_two_vaults_have_sessions_of_one_name(store: Store):
     await store.save(request(talk(1), vault_name="notes"))
     await store.save(request(talk(2), vault_name="work"))
-    assert [found.vault_name for found in await store.sessions()] == ["work", "notes"]
+    assert [session.vault_name for session in await store.sessions()] == ["work", "notes"]
     assert await store.transcript("s") == talk(2).bodies
     assert await store.delete("s") == 2
 
@@ -182,8 +182,8 @@ async def test_two_vaults_have_sessions_of_one_name(store: Store):
 async def test_times_are_kept_in_utc(store: Store):
     berlin = timezone(timedelta(hours=2))
     saved = await store.save(request(talk(1), created_at=datetime(2025, 7, 1, 2, 0, tzinfo=berlin)))
-    found = await store.view(saved.id or 0)
-    assert found is not None and found.created_at.isoformat() == "2025-07-01T00:00:00+00:00"
+    view = await store.view(saved.id or 0)
+    assert view is not None and view.created_at.isoformat() == "2025-07-01T00:00:00+00:00"
     await store.save(request(talk(2), created_at=datetime(2025, 7, 1, 3, 0)))
     assert (await store.views(limit=1))[0].created_at == datetime(2025, 7, 1, 3, 0, tzinfo=UTC)
 
@@ -192,11 +192,11 @@ async def test_lone_surrogates_and_values_outside_json_do_not_lose_the_record(st
     lone = "half a pair \ud800"
     made = compiled(summary=lone, error=lone, survival=math.nan, usage={"x": 1}, input_payload={"at": NOW})
     await store.save(request(talk(1), error=lone, ledger={"at": NOW}, ratio=math.nan, compile=made))
-    found = await store.view(1)
-    assert found is not None and found.compile is not None
-    assert found.compile.summary == "half a pair \\ud800"
-    assert found.error == "half a pair \\ud800"
-    assert found.ledger == {"at": str(NOW)}
+    view = await store.view(1)
+    assert view is not None and view.compile is not None
+    assert view.compile.summary == "half a pair \\ud800"
+    assert view.error == "half a pair \\ud800"
+    assert view.ledger == {"at": str(NOW)}
 
 
 async def test_many_tasks_save_at_once(store: Store):
@@ -229,15 +229,15 @@ async def test_an_unreadable_history_leaves_nothing_behind(store: Store):
 async def test_an_export_has_each_row_after_the_rows_it_refers_to(store: Store):
     raw = talk(2)
     await store.save(request(raw, compile=compiled(raw.ids[0]), cycle=cycle(raw.ids[0], '{"kept": []}')))
-    found = [row async for row in store.export()]
-    assert json.loads(json.dumps(found)) == found
-    tables = list(dict.fromkeys(row["table"] for row in found))
+    exported = [row async for row in store.export()]
+    assert json.loads(json.dumps(exported)) == exported
+    tables = list(dict.fromkeys(row["table"] for row in exported))
     assert tables == ["contents", "nodes", "sessions", "context_summaries", "cycles", "views", "toolsets"]
-    bodies = {row["hash"]: row["body"] for row in found if row["table"] == "contents"}
-    nodes = [row for row in found if row["table"] == "nodes"]
+    bodies = {row["hash"]: row["body"] for row in exported if row["table"] == "contents"}
+    nodes = [row for row in exported if row["table"] == "nodes"]
     assert [bodies[row["content"]].encode() for row in nodes] == raw.bodies
     assert [row["parent"] for row in nodes] == [None, *raw.ids[:-1]]
-    (made,) = (row for row in found if row["table"] == "context_summaries")
+    (made,) = (row for row in exported if row["table"] == "context_summaries")
     assert made["summary"] == "They spoke of the weather."
 
 
@@ -288,9 +288,9 @@ async def test_the_messages_of_a_session_are_found_however_long_it_is(store: Sto
     for number in range(3):
         await store.save(request(talk(2 + number), session_id="other"))
     assert isinstance(store, SQLStore)
-    found = await store.perform(lambda db: browse.session_nodes(db, 1, browse.request_tips(db, 1)))
-    assert set(found) == {*raw.ids, *view.ids}
-    assert [row[3] for row in found.values()] == sorted(row[3] for row in found.values())
+    nodes = await store.perform(lambda db: browse.session_nodes(db, 1, browse.request_tips(db, 1)))
+    assert set(nodes) == {*raw.ids, *view.ids}
+    assert [row[3] for row in nodes.values()] == sorted(row[3] for row in nodes.values())
 
 
 async def test_several_reads_are_one_job(store: SQLStore):

@@ -37,37 +37,37 @@ async def fill(store: SQLStore) -> None:
     """A row in every table, with gaps between the numbers, for two owners."""
     raw = talk(4, about="the weather in Ålesund \x00")
     for owner in ("", "ann"):
-        one = store.scoped(owner)
-        await one.save(request(talk(2), session_id="gone"))
+        owned = store.scoped(owner)
+        await owned.save(request(talk(2), session_id="gone"))
         made = compiled(raw.ids[2], cache_key="k")
-        await one.save(request(raw, Talk("a summary", "and"), compile=made, cycle=cycle(raw.ids[2], '{"a": 1}')))
-        await one.save(request(raw.then("more", "words"), run_id=None))
-        await one.save_layers("s", "", '{"layers": 1}', after=0)
-        memory = SQLiteMemory("s", one)
+        await owned.save(request(raw, Talk("a summary", "and"), compile=made, cycle=cycle(raw.ids[2], '{"a": 1}')))
+        await owned.save(request(raw.then("more", "words"), run_id=None))
+        await owned.save_layers("s", "", '{"layers": 1}', after=0)
+        memory = SQLiteMemory("s", owned)
         await memory.remember("Ann lives in Oslo")
         first = await memory.commit("one")
         await memory.remember("Bob lives in Rome")
         await memory.commit("two")
         await memory.checkout(first)
-        await one.delete("gone")
+        await owned.delete("gone")
 
 
 async def content(store: SQLStore) -> list[str]:
     """Every row without the numbers that depend on its place."""
-    found = [dict(row) async for row in store.scoped(None).export()]
+    rows = [dict(row) async for row in store.scoped(None).export()]
     numbers = {"sessions": count(), "context_summaries": count()}
     names: dict[tuple[str, int], str] = {}
-    for row in found:
+    for row in rows:
         table = str(row["table"])
         if table in numbers:
             names[table, row["id"]] = f"{table} {next(numbers[table])}"  # type: ignore[index]
-    for row in found:
+    for row in rows:
         for column, table in (("session", "sessions"), ("summary", "context_summaries")):
             if isinstance(row.get(column), int):
                 row[column] = names[table, row[column]]  # type: ignore[index]
         if row.pop("seal", None) is not None:
             del row["id"]
-    return sorted(map(json.dumps, found))
+    return sorted(map(json.dumps, rows))
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -86,7 +86,7 @@ async def test_a_record_can_be_copied_to_another_store_and_back(target: SQLStore
     assert sum(again.copied.values()) == 0 and again.present == first.copied
     assert await content(target) == await content(back) == await content(source)
     ann = target.scoped("ann")
-    assert [one.memory.text for one in await SQLiteMemory("s", ann).search("Oslo Rome", 5)] == ["Ann lives in Oslo"]
+    assert [match.memory.text for match in await SQLiteMemory("s", ann).search("Oslo Rome", 5)] == ["Ann lives in Oslo"]
     assert len(await ann.perform(lambda db: browse.matching_nodes(db, "weather in alesund", 50))) == 7
     assert await ann.find_compile("k") is not None
     await target.close()
@@ -112,8 +112,8 @@ async def test_a_copy_that_was_interrupted_is_finished_by_the_next(target: SQLSt
 async def keep(store: SQLStore, revision: str, *said: str, after: str | None = None) -> None:
     """Keep a conversation of the host whose log goes on with these messages; `revision` also says when."""
     entries = [
-        LogEntry(id=text, parent=before, body=body(text, at))
-        for at, (before, text) in enumerate(zip((after, *said[:-1]), said, strict=True))
+        LogEntry(id=text, parent=before, body=body(text, index))
+        for index, (before, text) in enumerate(zip((after, *said[:-1]), said, strict=True))
     ]
     state = StoredConversation(
         conversation_id="hosted",
@@ -132,12 +132,14 @@ async def keep(store: SQLStore, revision: str, *said: str, after: str | None = N
 async def change(store: SQLStore) -> None:
     """Go on with everything that `fill` and `keep` have begun, in rows that are there already."""
     for owner in ("", "ann"):
-        one = store.scoped(owner)
-        await one.archive("s", "", talk(2, about="another beginning"))
-        await one.save(request(talk(4, about="the weather in Ålesund \x00"), request_index=7, cycle=cycle(talk(4).tip)))
-        await one.save(request(talk(4), request_index=8, cycle=cycle(talk(4).tip, '{"b": 2}')))
-        await one.save_layers("s", "", '{"layers": 2}', after=1)
-        memory = SQLiteMemory("s", one)
+        owned = store.scoped(owner)
+        await owned.archive("s", "", talk(2, about="another beginning"))
+        await owned.save(
+            request(talk(4, about="the weather in Ålesund \x00"), request_index=7, cycle=cycle(talk(4).tip))
+        )
+        await owned.save(request(talk(4), request_index=8, cycle=cycle(talk(4).tip, '{"b": 2}')))
+        await owned.save_layers("s", "", '{"layers": 2}', after=1)
+        memory = SQLiteMemory("s", owned)
         await memory.remember("Carol lives in Paris")
         await memory.commit("three")
     await keep(store, "2", "and", "then", after="first")
@@ -154,14 +156,14 @@ async def test_a_second_copy_updates_changed_rows(target: SQLStore):
     for _ in range(2):
         assert await content(target) == await content(source)
         ann = SQLiteMemory("s", target.scoped("ann"))
-        assert sorted([one.memory.text for one in await ann.search("lives in Oslo Rome Paris", 5)]) == [
+        assert sorted([match.memory.text for match in await ann.search("lives in Oslo Rome Paris", 5)]) == [
             "Ann lives in Oslo",
             "Carol lives in Paris",
         ]
         await source.prune()
         await target.prune()
     assert await target.conversation("hosted") == [
-        body(text, at) for text, at in (("first", 0), ("and", 0), ("then", 1))
+        body(text, position) for text, position in (("first", 0), ("and", 0), ("then", 1))
     ]
     await target.close()
 
@@ -176,11 +178,11 @@ async def test_changes_in_the_target_are_kept_and_reported(target: SQLStore):
     before = await content(target)
     result = await copy_record(source, target, lambda table: None)
     assert {defect.partition(":")[0] for defect in result.defects} >= {"sessions", "layers", "spaces", "conversations"}
-    assert all("changed in the target" in one for one in result.defects) and await target.verify() == ()
-    assert set(before) - set(await content(target)) <= {one for one in before if '"conversations"' in one}
+    assert all("changed in the target" in defect for defect in result.defects) and await target.verify() == ()
+    assert set(before) - set(await content(target)) <= {row for row in before if '"conversations"' in row}
     await target.prune()
-    found = await target.perform(partial(find_conversation, conversation_id="hosted"))
-    assert found is not None and (found.head, found.branches) == ("then", ("or",))  # no entry that was copied is gone
+    state = await target.perform(partial(find_conversation, conversation_id="hosted"))
+    assert state is not None and (state.head, state.branches) == ("then", ("or",))  # no entry that was copied is gone
     assert await target.perform(partial(read_log, head="or", limit=None))
     await target.close()
 
@@ -193,8 +195,8 @@ async def test_a_compile_whose_answer_differs_from_the_copied_one_is_copied_too(
         assert (await copy_record(source, target, lambda table: None)).defects == ()
     (view,) = await target.views("s")
     assert view.compile is not None and view.compile.raw_output == "here"
-    found = await target.find_compile("k")
-    assert found is not None and found[1].raw_output == "there" and len(await target.summaries("s")) == 1
+    stored = await target.find_compile("k")
+    assert stored is not None and stored[1].raw_output == "there" and len(await target.summaries("s")) == 1
     await target.close()
 
 
@@ -206,10 +208,10 @@ async def test_states_name_compiles_by_their_numbers_in_the_copy(target: SQLStor
     undo = Action(kind=UNDO, tip=talk(3).tip, state=json.dumps({"cycle": state, "before": 1}), created_at=now())
     await source.save_action("s", "", undo, after=0)
     assert (await copy_record(source, target, lambda table: None)).defects == ()
-    (made,) = [one.summary_id for one in await target.views("s")]
-    (found,), (action,) = await target.session_cycles("s"), await target.actions("s")
-    assert made != 1 and json.loads(found.state)["summary_id"] == made
-    assert json.loads(json.loads(action.state)["cycle"]) == json.loads(found.state)
+    (made,) = [view.summary_id for view in await target.views("s")]
+    (copied,), (action,) = await target.session_cycles("s"), await target.actions("s")
+    assert made != 1 and json.loads(copied.state)["summary_id"] == made
+    assert json.loads(json.loads(action.state)["cycle"]) == json.loads(copied.state)
     assert sum((await copy_record(source, target, lambda table: None)).copied.values()) == 0
     await target.close()
 
@@ -223,7 +225,7 @@ async def test_layers_that_were_changed_in_the_copy_stay_as_they_are(target: SQL
     assert result.defects == ("layers: session 's' was changed in the target, so it is not as in the source",)
     assert await target.verify() == ()
     async with there.turn("s") as turn:
-        assert [one.label for one in turn.registry] == ["Recipe 2"]
+        assert [entity.label for entity in turn.registry] == ["Recipe 2"]
     await target.close()
 
 

@@ -37,10 +37,10 @@ async def both(store: Tenants, raw: Talk | None = None) -> tuple[Tenants, Tenant
     """The stores of two owners, each with the same session, the same messages and the same compile."""
     raw = raw or talk(3)
     ann, bob = store.scoped(ANN), store.scoped(BOB)
-    for one in (ann, bob):
-        made = compiled(raw.ids[2], cache_key="k", summary=f"for {one.owner}")
-        await one.save(request(raw, Talk("a summary", "and"), compile=made, cycle=cycle(raw.ids[2], '{"a": 1}')))
-        await one.save_layers("s", "", f"layers of {one.owner}", after=0)
+    for owned in (ann, bob):
+        made = compiled(raw.ids[2], cache_key="k", summary=f"for {owned.owner}")
+        await owned.save(request(raw, Talk("a summary", "and"), compile=made, cycle=cycle(raw.ids[2], '{"a": 1}')))
+        await owned.save_layers("s", "", f"layers of {owned.owner}", after=0)
     return ann, bob
 
 
@@ -50,8 +50,8 @@ async def test_two_owners_use_one_session_id_without_meeting(tenants: Tenants):
     await ann.save(request(longer))
     assert await ann.transcript("s") == longer.bodies
     assert await bob.transcript("s") == talk(3).bodies
-    assert [one.owner for one in await bob.sessions()] == [BOB]
-    assert [one.owner for one in await bob.views()] == [BOB]
+    assert [session.owner for session in await bob.sessions()] == [BOB]
+    assert [view.owner for view in await bob.views()] == [BOB]
     assert len(await ann.views("s")) == 2
     assert await tenants.sessions() == await tenants.views() == await tenants.transcript("s") == []
 
@@ -59,11 +59,11 @@ async def test_two_owners_use_one_session_id_without_meeting(tenants: Tenants):
 async def test_an_owner_finds_no_compile_cycle_or_layer_of_another(tenants: Tenants):
     ann, bob = await both(tenants)
     raw = talk(3)
-    for one in (ann, bob):
-        found = await one.find_compile("k")
-        assert found is not None and found[1].summary == f"for {one.owner}" and found[1].owner == one.owner
-        assert [made.summary for made in await one.summaries("s")] == [f"for {one.owner}"]
-        assert await one.layers("s") == (f"layers of {one.owner}", 1)
+    for store in (ann, bob):
+        stored = await store.find_compile("k")
+        assert stored is not None and stored[1].summary == f"for {store.owner}" and stored[1].owner == store.owner
+        assert [made.summary for made in await store.summaries("s")] == [f"for {store.owner}"]
+        assert await store.layers("s") == (f"layers of {store.owner}", 1)
     for other in (tenants, tenants.scoped("c")):
         assert await other.find_compile("k") is None
         assert await other.find_cycle(raw.ids, "c") is None
@@ -138,8 +138,8 @@ async def test_a_deletion_for_every_owner_leaves_the_forks_of_each(tenants: Tena
 async def test_an_unscoped_reader_sees_every_owner_and_cannot_write(tenants: Tenants):
     await both(tenants)
     every = tenants.scoped(None)
-    assert [(one.owner, one.sessions, one.requests) for one in await every.owners()] == [(ANN, 1, 1), (BOB, 1, 1)]
-    assert {one.owner for one in await every.sessions()} == {ANN, BOB}
+    assert [(info.owner, info.sessions, info.requests) for info in await every.owners()] == [(ANN, 1, 1), (BOB, 1, 1)]
+    assert {session.owner for session in await every.sessions()} == {ANN, BOB}
     with pytest.raises(StoreError, match="every owner"):
         await every.save(request(talk(1)))
     with pytest.raises(StoreError, match="every owner"):
@@ -167,8 +167,8 @@ async def test_memories_of_two_owners_are_apart(tenants: Tenants):
     second = await ann.commit("after")
     assert [match.memory.text for match in await bob.search("what does the user drink, tea?", 5)][:1] != []
     assert not any("tea" in match.memory.text for match in await bob.search("tea", 5))
-    assert [one.text for one in (await ann.diff(first, second)).added] == ["the user moved to Rome"]
-    assert await bob.log() == [] and [one.id for one in await ann.log()] == [second, first]
+    assert [fact.text for fact in (await ann.diff(first, second)).added] == ["the user moved to Rome"]
+    assert await bob.log() == [] and [commit.id for commit in await ann.log()] == [second, first]
     await ann.checkout(first)
     assert await ann.search("Rome moved", 5) == []
     with pytest.raises(Exception, match="no commit"):
@@ -183,7 +183,7 @@ async def test_an_erased_owner_leaves_nothing_behind(tmp_path: Path):
     store = SQLiteStore(tmp_path / "context.db")
     _, bob = await both(store)
     ann = store.scoped(ANN)
-    texts = [f"{SECRET}, message {at} of the talk about horses, batteries and staples" * 3 for at in range(9)]
+    texts = [f"{SECRET}, message {number} of the talk about horses, batteries and staples" * 3 for number in range(9)]
     raw = Talk(*texts)
     made = compiled(raw.ids[4], cache_key="of Ann", summary=SECRET, compiled_prompt=SECRET * 40, raw_output=SECRET)
     await ann.save(request(raw, Talk(SECRET, "and"), compile=made, cycle=cycle(raw.ids[4], SECRET), session_id="Ann's"))
@@ -206,8 +206,8 @@ async def test_an_erased_owner_leaves_nothing_behind(tmp_path: Path):
     gone = [body for body in held if _text(body) not in kept and body not in theirs]
     assert any(isinstance(body, bytes) for body in gone) and gone
     for body in gone:
-        found = body if isinstance(body, bytes) else body.encode()
-        assert found not in left
+        data = body if isinstance(body, bytes) else body.encode()
+        assert data not in left
 
 
 async def test_data_read_by_others_during_an_erasure_is_overwritten_later(
@@ -232,13 +232,13 @@ async def test_an_erased_owner_leaves_nothing_in_a_database_that_was_vacuumed(po
     database = urlsplit(postgres_url).path[1:]
     bob = open_place(postgres_url).scoped(BOB)
     ann = bob.scoped(ANN)
-    for one, word in ((bob, "harmless"), (ann, SECRET)):
-        raw = Talk(*(f"{word}, message {at} of the talk about many things" * 9 for at in range(5)))
+    for store, word in ((bob, "harmless"), (ann, SECRET)):
+        raw = Talk(*(f"{word}, message {number} of the talk about many things" * 9 for number in range(5)))
         made = compiled(raw.ids[2], cache_key="k", summary=word, raw_output=word)
-        given = {"compile": made, "cycle": cycle(raw.ids[2], word * 50)}
-        await one.save(request(raw, Talk(word, "and"), **given, session_id=f"of {word}"))
-        await one.save_layers(f"of {word}", "", word, after=0)
-        memory = SQLiteMemory(f"of {word}", one)
+        options = {"compile": made, "cycle": cycle(raw.ids[2], word * 50)}
+        await store.save(request(raw, Talk(word, "and"), **options, session_id=f"of {word}"))
+        await store.save_layers(f"of {word}", "", word, after=0)
+        memory = SQLiteMemory(f"of {word}", store)
         await memory.remember(word)
         await memory.commit(f"about {word}")
     (folder,) = postgres.run(f"SELECT oid FROM pg_database WHERE datname = '{database}'")[0]
@@ -290,7 +290,7 @@ async def test_any_other_name_is_an_owner(tenants: Tenants):
     names = ["O'Neil; DROP TABLE", "ünïcode 用户", "a/b", "x" * 400, " ", "%", "'", "null"]
     for name in names:
         await tenants.scoped(name).save(request(Talk(f"hello {name}")))
-    assert [one.owner for one in await tenants.scoped(None).owners()] == sorted(names)
+    assert [info.owner for info in await tenants.scoped(None).owners()] == sorted(names)
     for name in names:
         assert await tenants.scoped(name).transcript("s") == Talk(f"hello {name}").bodies
 

@@ -64,10 +64,10 @@ async def test_tables_of_another_version_are_refused_with_a_remedy(postgres_url:
 
 def test_one_pool_works_in_several_threads_with_their_own_loops(postgres_url: str):
     database = pool.Postgres(postgres_url, size=2)
-    found: list[int] = []
+    results: list[int] = []
 
     def work() -> None:
-        found.append(asyncio.run(database.run(one)))
+        results.append(asyncio.run(database.run(one)))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -76,28 +76,28 @@ def test_one_pool_works_in_several_threads_with_their_own_loops(postgres_url: st
         thread.join()
     asyncio.run(database.close())
     assert asyncio.run(database.run(one)) == 1
-    assert found == [1] * 4
+    assert results == [1] * 4
     asyncio.run(database.close())
 
 
 async def test_a_pool_of_the_caller_is_used_on_its_own_loop_and_stays_open(postgres_url: str):
-    async with asyncpg.create_pool(postgres_url, min_size=0, max_size=2) as given:
-        database = pool.Postgres(given)
+    async with asyncpg.create_pool(postgres_url, min_size=0, max_size=2) as asyncpg_pool:
+        database = pool.Postgres(asyncpg_pool)
         assert await database.run(one) == 1
         assert await asyncio.to_thread(lambda: asyncio.run(database.run(one))) == 1
         await database.close()
-        assert await given.fetchval("SELECT 2") == 2
+        assert await asyncpg_pool.fetchval("SELECT 2") == 2
     with pytest.raises(StoreError, match="pool is closed"):
         await database.run(one)
 
 
 def test_a_pool_whose_loop_has_ended_raises_an_error(postgres_url: str):
     async def made() -> pool.Postgres:
-        given = asyncpg.create_pool(postgres_url, min_size=0)
-        database = pool.Postgres(given)
-        await given
+        asyncpg_pool = asyncpg.create_pool(postgres_url, min_size=0)
+        database = pool.Postgres(asyncpg_pool)
+        await asyncpg_pool
         await database.run(one)
-        await given.close()
+        await asyncpg_pool.close()
         return database
 
     database = asyncio.run(made())

@@ -63,7 +63,7 @@ async def test_a_server_killed_under_load_loses_nothing_acknowledged(cluster: Cl
     store = Heard(cluster.url())
     store.saved = []
     compilers = [ContextCompiler(store=store, system=None) for _ in range(4)]
-    load = [asyncio.create_task(talk_on(each, f"talk {at}", 25)) for at, each in enumerate(compilers)]
+    load = [asyncio.create_task(talk_on(each, f"talk {number}", 25)) for number, each in enumerate(compilers)]
     while len(store.saved) < 12:
         await asyncio.sleep(0.001)
     await asyncio.to_thread(cluster.kill)
@@ -84,7 +84,7 @@ DROP = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_b
 async def test_no_request_is_lost_to_dropped_connections_and_a_restart(cluster: Cluster):
     store, errors = PostgresStore(cluster.url()), list[Exception]()
     compilers = [ContextCompiler(store=store, system=None, on_error=errors.append) for _ in range(3)]
-    load = [asyncio.create_task(talk_on(each, f"talk {at}", 20)) for at, each in enumerate(compilers)]
+    load = [asyncio.create_task(talk_on(each, f"talk {number}", 20)) for number, each in enumerate(compilers)]
     for _ in range(3):
         await asyncio.sleep(0.1)
         await asyncio.to_thread(cluster.run, DROP)
@@ -95,7 +95,7 @@ async def test_no_request_is_lost_to_dropped_connections_and_a_restart(cluster: 
     for each in compilers:
         await each.aclose()
     turns = [(record.session_id, record.turn_index) for record in await store.views()]
-    assert errors and sorted(turns) == [(f"talk {at}", turn) for at in range(3) for turn in range(20)]
+    assert errors and sorted(turns) == [(f"talk {number}", turn) for number in range(3) for turn in range(20)]
     assert await store.verify() == ()
     await store.close()
 
@@ -180,8 +180,10 @@ async def test_two_processes_that_compile_the_same_span_share_the_first_result(r
     stores = [PostgresStore(record_url) for _ in range(6)]
     raw = talk(3)
     entries = [
-        request(raw, session_id="s", run_id=str(at), compile=compiled(raw.ids[0], cache_key="k", summary=f"by {at}"))
-        for at in range(6)
+        request(
+            raw, session_id="s", run_id=str(number), compile=compiled(raw.ids[0], cache_key="k", summary=f"by {number}")
+        )
+        for number in range(6)
     ]
     saved = await asyncio.gather(*(store.save(entry) for store, entry in zip(stores, entries, strict=True)))
     assert {record.summary_id for record in saved} == {saved[0].summary_id}

@@ -83,17 +83,17 @@ async def pool(record_url: str) -> AsyncIterator[WatchedPool]:
 
 async def rows(store: Store) -> list[str]:
     """The rows of a store, with the ranks of their numbers in place of these, and without the seals that cover them."""
-    found = [dict(row) async for row in store.export()]
+    exported = [dict(row) async for row in store.export()]
     ranks: dict[tuple[object, object], int] = {}
-    for row in found:
+    for row in exported:
         if isinstance(row.get("id"), int):
             ranks[row["table"], row["id"]] = sum(table == row["table"] for table, _ in ranks)
-    for row in found:
+    for row in exported:
         row.pop("seal", None)
         row["id"] = ranks.get((row["table"], row.get("id")), row.get("id"))
         row["session"] = ranks.get(("sessions", row.get("session")))
         row["summary"] = ranks.get(("context_summaries", row.get("summary")), row.get("summary"))
-    return sorted(map(repr, (sorted(row.items(), key=str) for row in found)))
+    return sorted(map(repr, (sorted(row.items(), key=str) for row in exported)))
 
 
 def entries() -> list[Entry]:
@@ -144,8 +144,8 @@ async def test_a_usual_request_takes_one_round_trip(pool: WatchedPool):
         pool.statements.clear()
         saved = await store.save(usual(turn, request_index=index))
         assert len(pool.statements) == 1
-        found = await store.view(saved.id or 0)
-        assert found is not None and found.raw_tip == talk(turn).tip
+        view = await store.view(saved.id or 0)
+        assert view is not None and view.raw_tip == talk(turn).tip
         assert await store.tools(saved.id or 0) == parse_tools(TOOLS)
     newcomer = PostgresStore(pool)
     await newcomer.sessions()
@@ -167,8 +167,10 @@ async def test_a_turn_of_an_agent_is_two_writes_of_one_round_trip_each(pool: Wat
         result = await agent.run(f"question {turn}", message_history=history, conversation_id="talk")
         history = result.all_messages()
         await store.close()  # which waits for the search index
-        writes = [one for one in pool.statements if "save_request($1" in one or "lock_shared" in one]
-        looks = [one for one in pool.statements if " AS is_known" in one]
+        writes = [
+            statement for statement in pool.statements if "save_request($1" in statement or "lock_shared" in statement
+        ]
+        looks = [statement for statement in pool.statements if " AS is_known" in statement]
         assert turn == 0 or [len(writes), len(looks)] == [2, 0]
         assert load_messages(await store.transcript("talk")) == history
     assert await store.verify() == ()
@@ -187,10 +189,10 @@ async def test_a_history_without_a_request_is_stored_as_the_same_rows_as_in_othe
         await both(turn, lambda store, raw=history, turn=turn: store.save(request(raw, talk(turn + 1, about="a view"))))
         await both(turn, lambda store, raw=history: store.archive("s", "", raw.then("an answer")))
         await both(turn, lambda store, raw=history: store.archive("t", "vault", raw))
-    found, expected = [
-        [re.sub(r"'created_at', '.*?'", "", row) for row in await rows(one)] for one in (stores[0], other)
+    recorded, expected = [
+        [re.sub(r"'created_at', '.*?'", "", row) for row in await rows(source)] for source in (stores[0], other)
     ]
-    assert found == expected
+    assert recorded == expected
     assert await stores[0].transcript("s") == await other.transcript("s")
     owned = stores[0].scoped("ann")
     await owned.archive("s", "", talk(2))
@@ -243,9 +245,9 @@ async def test_instructions_are_sent_once_in_a_conversation(pool: WatchedPool):
         pool.arguments.clear()
         saved = await store.save(request(chain, run_id=f"run-{turn}"))
         seen = zip(pool.statements, pool.arguments, strict=True)
-        (given,) = [arguments for query, arguments in seen if "save_request($1" in query]
-        assert (blob_id(b"Be kind. " * 50) in given[4]) == (turn == 0)
-        assert await store.chain(saved.raw_tip or "") == [chain.body(at) for at in range(len(sent))]
+        (values,) = [arguments for query, arguments in seen if "save_request($1" in query]
+        assert (blob_id(b"Be kind. " * 50) in values[4]) == (turn == 0)
+        assert await store.chain(saved.raw_tip or "") == [chain.body(position) for position in range(len(sent))]
         sent.append(ModelResponse(parts=[TextPart(content=f"answer {turn}")]))
     assert await store.verify() == ()
 
@@ -295,8 +297,8 @@ async def test_a_remembered_conversation_may_have_been_deleted(pool: WatchedPool
     pool.before_write = work[others]
     saved = await store.save(usual(4))
     assert pool.before_write is None
-    found = await store.view(saved.id or 0)
-    assert found is not None and (found.session_id, found.raw_tip) == ("s", talk(4).tip)
+    view = await store.view(saved.id or 0)
+    assert view is not None and (view.session_id, view.raw_tip) == ("s", talk(4).tip)
     assert await store.chain(talk(4).tip) == talk(4).bodies
     assert await store.tools(saved.id or 0) == parse_tools(TOOLS)
     assert await store.find_cycle([talk(20).ids[3]], cycle("", "").config) is not None
@@ -320,8 +322,8 @@ async def test_concurrent_changes_by_others_are_noticed(pool: WatchedPool, recor
     pool.before_write = work[others]
     saved = await store.save(mine)
     assert pool.before_write is None
-    found = await store.view(saved.id or 0)
-    assert found is not None and found.summary_id == saved.summary_id is not None
+    view = await store.view(saved.id or 0)
+    assert view is not None and view.summary_id == saved.summary_id is not None
     assert await store.chain(raw.tip) == raw.bodies
     assert len(await store.summaries("s")) + len(await store.summaries("t")) == 1
     assert await store.verify() == ()
@@ -342,7 +344,7 @@ async def test_a_row_that_the_database_numbered_is_sealed(pool: WatchedPool, rec
         await made.execute(f"UPDATE context_compiler.{change}")
     with pytest.raises(StoreError, match="changed since"):
         await copy_record(store, MemoryStore(), lambda table: None)
-    assert any(f"{change.split()[0]} " in one and "changed since" in one for one in await store.verify())
+    assert any(f"{change.split()[0]} " in defect and "changed since" in defect for defect in await store.verify())
 
 
 async def test_a_changed_database_function_is_detected(postgres: Cluster, postgres_url: str):
@@ -358,7 +360,7 @@ async def test_a_changed_database_function_is_detected(postgres: Cluster, postgr
 async def test_text_is_found_at_once_and_alike_after_indexing(pool: WatchedPool):
     """Words of the index are written after some saves, in the background; until then a search reads the text itself."""
     store, other = PostgresStore(pool), MemoryStore()
-    filling = " ".join(f"word{at}" for at in range(2_500))  # which takes several rows of the index
+    filling = " ".join(f"word{number}" for number in range(2_500))  # which takes several rows of the index
     entries = [
         request(Talk("we sailed to Oslo", f"long {filling} end of Oslo"), session_id="one"),
         request(Talk("Ist die Größe nul\0l?", "OSLO fjords, and Oslo's fjord"), session_id="two"),
@@ -374,8 +376,8 @@ async def test_text_is_found_at_once_and_alike_after_indexing(pool: WatchedPool)
         "then to",
     )
 
-    async def search(one: Any) -> list[list[tuple[str, str]]]:
-        return [await one.perform(lambda db, words=words: matching_nodes(db, words, 10)) for words in queries]
+    async def search(source: Any) -> list[list[tuple[str, str]]]:
+        return [await source.perform(lambda db, words=words: matching_nodes(db, words, 10)) for words in queries]
 
     async def waiting() -> int:
         count = "SELECT count(*) FROM context_compiler.messages_fts WHERE words IS NULL"

@@ -84,10 +84,10 @@ async def acknowledged_are_there(path: Path, lines: list[str]) -> None:
     store = SQLiteStore(path)
     views = {record.id: record for record in await store.views()}
     for line in lines:
-        number, name, at = line.split()
+        number, name, index = line.split()
         record = views[int(number)]
-        assert (record.session_id, record.run_id) == (name, f"{name} {at}")
-        assert record.compile is not None and record.compile.summary == f"summary {at}"
+        assert (record.session_id, record.run_id) == (name, f"{name} {index}")
+        assert record.compile is not None and record.compile.summary == f"summary {index}"
         assert record.raw_tip is not None and len(await store.chain(record.raw_tip)) > 0
     assert await store.verify() == ()
     await store.close()
@@ -98,7 +98,7 @@ async def test_two_processes_lose_no_rows_and_share_what_they_compile(tmp_path: 
     both = writer(path, "left", 60), writer(path, "right", 60)
     wait_for(*both)
     begin(*both)  # the file does not exist yet: both try to create it
-    outputs = [one.communicate(timeout=800) for one in both]
+    outputs = [process.communicate(timeout=800) for process in both]
     assert [errors for _, errors in outputs] == ["", ""]
     lines = [line for output, _ in outputs for line in output.splitlines()]
     assert len({line.split()[0] for line in lines}) == 120

@@ -37,9 +37,9 @@ async def test_the_first_of_two_answers_with_one_key_is_found_and_each_request_n
     first = await store.save(request(talk(1), compile=compiled(cache_key="k", raw_output="first")))
     second = await store.save(request(talk(2), compile=compiled(cache_key="k", raw_output="second")))
     third = await store.save(request(talk(3), compile=compiled(cache_key="k", raw_output="first")))
-    found = [await store.view(one.id or 0) for one in (first, second, third)]
-    assert [one and one.compile and one.compile.raw_output for one in found] == ["first", "second", "first"]
-    assert found[1] and found[1].compile and "; cache_key: of another answer" in found[1].compile.status
+    views = [await store.view(record.id or 0) for record in (first, second, third)]
+    assert [view and view.compile and view.compile.raw_output for view in views] == ["first", "second", "first"]
+    assert views[1] and views[1].compile and "; cache_key: of another answer" in views[1].compile.status
     assert await store.find_compile("k") == (first.summary_id, compiled(cache_key="k", raw_output="first"))
 
 
@@ -70,15 +70,15 @@ async def test_a_request_names_the_stored_compile_that_it_uses(store: Store):
     made = await store.save(request(talk(1), compile=compiled(cache_key="k")))
     failed = compiled(status="failed", summary=None, raw_output=None, summary_json=None, survival=None)
     used = await store.save(request(talk(2), summary_id=made.summary_id, compile=failed))
-    found = await store.view(used.id or 0)
-    assert found is not None and found.compile == made.compile
+    view = await store.view(used.id or 0)
+    assert view is not None and view.compile == made.compile
     assert len(await store.summaries("s")) == 2
 
 
 async def test_the_cycle_of_the_longest_known_ancestor_is_found(store: Store):
     raw = talk(4)
-    for at in (4, 2):
-        await store.save(request(raw, request_index=at, cycle=cycle(raw.ids[at], f"at {at}")))
+    for position in (4, 2):
+        await store.save(request(raw, request_index=position, cycle=cycle(raw.ids[position], f"at {position}")))
     assert await store.find_cycle(raw.then("more").ids, "c") == cycle(raw.ids[4], "at 4")
     assert await store.find_cycle(raw.ids[:4], "c") == cycle(raw.ids[2], "at 2")
     assert await store.find_cycle(raw.ids[:2], "c") is None
@@ -87,15 +87,15 @@ async def test_the_cycle_of_the_longest_known_ancestor_is_found(store: Store):
 
 async def test_a_cycle_that_is_saved_again_replaces_the_former(store: Store):
     raw = talk(2)
-    for at, state in enumerate(["old", "new"]):
-        await store.save(request(raw, request_index=at, cycle=cycle(raw.tip, state)))
+    for index, state in enumerate(["old", "new"]):
+        await store.save(request(raw, request_index=index, cycle=cycle(raw.tip, state)))
     assert await store.find_cycle(raw.ids, "c") == cycle(raw.tip, "new")
     assert [row["table"] async for row in store.export()].count("cycles") == 1
 
 
 async def test_the_newest_of_several_cycles_with_one_tip_is_found(store: Store):
     raw = talk(2)
-    for at, session in enumerate(["a", "b", "a"]):
-        newest = cycle(raw.tip, f"{session} {at}")
-        await store.save(request(raw, session_id=session, request_index=at, cycle=newest))
+    for index, session in enumerate(["a", "b", "a"]):
+        newest = cycle(raw.tip, f"{session} {index}")
+        await store.save(request(raw, session_id=session, request_index=index, cycle=newest))
         assert await store.find_cycle(raw.ids, "c") == newest

@@ -57,17 +57,17 @@ async def fill(store: PostgresStore) -> None:
 async def test_a_role_sees_the_rows_of_its_owner_only(operator: PostgresStore, postgres_url: str, role: str):
     shared = PostgresStore(postgres_url.replace("postgres@", f"{role}@"), row_security=True)
     ann, bob = shared.scoped("ann"), shared.scoped("bob")
-    for one in (ann, bob):
-        await fill(one)
-    for one in (ann, bob):
-        assert await one.transcript("s") == talk(3).bodies
-        found = await one.find_compile("k")
-        assert found is not None and found[1].summary == f"for {one.owner}"
-        assert [match.memory.text for match in await SQLiteMemory("s", one).search("who is the user ann bob", 5)] == [
-            f"the user is {one.owner}"
+    for store in (ann, bob):
+        await fill(store)
+    for store in (ann, bob):
+        assert await store.transcript("s") == talk(3).bodies
+        stored = await store.find_compile("k")
+        assert stored is not None and stored[1].summary == f"for {store.owner}"
+        assert [match.memory.text for match in await SQLiteMemory("s", store).search("who is the user ann bob", 5)] == [
+            f"the user is {store.owner}"
         ]
     assert await shared.scoped(None).sessions() == []  # who sees everyone connects as another role
-    assert {one.owner for one in await operator.scoped(None).owners()} == {"ann", "bob"}
+    assert {info.owner for info in await operator.scoped(None).owners()} == {"ann", "bob"}
     assert await ann.prune(keep_last=0) == 1 and await bob.erase() == 1
     await ann.erase()
     await shared.close()
@@ -121,7 +121,7 @@ async def test_a_store_that_writes_for_a_reader_is_for_one_owner_too(
     await operator.scoped("ann").save(request(talk(3)))
     reader = PostgresStore(postgres_url.replace("postgres@", f"{role}@"), row_security=True, read_only=True)
     writer = reader.writer().scoped("ann")
-    assert [one.session_id for one in await writer.sessions()] == ["s"]
+    assert [session.session_id for session in await writer.sessions()] == ["s"]
     await writer.save(request(talk(4)))
     assert await reader.scoped("bob").sessions() == [] and await reader.scoped("ann").transcript("s") == talk(4).bodies
     await reader.close()

@@ -29,11 +29,11 @@ async def test_malformed_json_in_a_row_is_read_as_nothing(full: SQLiteStore):
     tamper(full.path, "UPDATE views SET ledger = '{broken'")
     tamper(full.path, "UPDATE context_summaries SET summary_json = '[1', sections_dropped = '', usage = 'null'")
     tamper(full.path, "UPDATE context_summaries SET sections_included = '{}', input_payload = summary")
-    found = await full.view(1)
-    assert found is not None and found.compile is not None
-    assert found.ledger == {}
-    assert (found.compile.summary_json, found.compile.input_payload, found.compile.usage) == (None, None, {})
-    assert (found.compile.sections_included, found.compile.sections_dropped) == ((), ())
+    view = await full.view(1)
+    assert view is not None and view.compile is not None
+    assert view.ledger == {}
+    assert (view.compile.summary_json, view.compile.input_payload, view.compile.usage) == (None, None, {})
+    assert (view.compile.sections_included, view.compile.sections_dropped) == ((), ())
 
 
 async def test_a_damaged_row_is_an_error_and_not_a_crash(full: SQLiteStore):
@@ -119,9 +119,9 @@ async def test_a_row_that_cannot_be_checked_hides_no_other(full: SQLiteStore):
     tamper(full.path, "UPDATE nodes SET parent = x'ff' WHERE position = 2")
     tamper(full.path, "UPDATE nodes SET content = (SELECT content FROM nodes WHERE position = 0) WHERE position = 3")
     tamper(full.path, "UPDATE toolsets SET content = x'ff'")
-    found = " ".join(await full.verify())
-    assert found.count("the name does not match the content and parent") >= 1
-    assert "toolsets 1: cannot be read" in found and "not checked" not in found
+    defects = " ".join(await full.verify())
+    assert defects.count("the name does not match the content and parent") >= 1
+    assert "toolsets 1: cannot be read" in defects and "not checked" not in defects
 
 
 async def test_a_damaged_row_is_named_by_an_export(full: SQLiteStore):
@@ -159,13 +159,13 @@ async def test_any_tampered_byte_is_detected(full: SQLiteStore):
     sound, honest = full.path.read_bytes(), await dump(full)
     draw = Random(7)
     missed: list[int] = []
-    for at in draw.sample(range(100, len(sound)), 400):
+    for offset in draw.sample(range(100, len(sound)), 400):
         changed = bytearray(sound)
-        changed[at] ^= 1 << draw.randrange(8)
+        changed[offset] ^= 1 << draw.randrange(8)
         full.path.write_bytes(changed)
         try:
             if await dump(full) != honest and not await full.verify():
-                missed.append(at)
+                missed.append(offset)
         except StoreError:
             pass
         await full.close()
@@ -184,8 +184,8 @@ async def test_a_body_that_unpacks_to_gigabytes_is_named_and_can_be_removed(
     database: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "LARGEST", 1_000_000)
-    place = tmp_path / "context.db" if database == "sqlite" else request.getfixturevalue("postgres_url")
-    store: Any = open_place(place)
+    location = tmp_path / "context.db" if database == "sqlite" else request.getfixturevalue("postgres_url")
+    store: Any = open_place(location)
     said = talk(1)
     await store.save(entries.request(said))
     bomb = zlib.compress(bytes(50_000_000))

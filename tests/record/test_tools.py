@@ -36,16 +36,16 @@ async def test_a_set_is_kept_once_and_found_for_each_of_its_requests(store: Stor
     again = await store.save(request(raw.then("more", "words")))
     other = await store.save(request(talk(2), session_id="other"))
     assert kept.count("toolsets") == 1 and (await tables(store)).count("toolsets") == 2
-    found = [await sql(store).tools(record.id or 0) for record in (first, again, other)]
-    assert found == [(FORECAST,)] * 3
+    toolsets = [await sql(store).tools(record.id or 0) for record in (first, again, other)]
+    assert toolsets == [(FORECAST,)] * 3
 
 
 async def test_a_request_without_tools_differs_from_one_with_unknown_tools(store: Store):
     unknown = await store.save(request(talk(2), tools=None))
     none = await store.save(request(talk(3), tools="[]", request_hash="1" * 64))
     unhashed = await store.save(request(talk(4), request_hash=None))
-    found = [await sql(store).tools(record.id or 0) for record in (unknown, none, unhashed)]
-    assert found == [None, (), None] and await sql(store).tools(99) is None
+    toolsets = [await sql(store).tools(record.id or 0) for record in (unknown, none, unhashed)]
+    assert toolsets == [None, (), None] and await sql(store).tools(99) is None
 
 
 async def test_tools_are_deleted_with_the_last_request_that_used_them(store: Store):
@@ -70,29 +70,29 @@ async def test_an_owner_does_not_see_tools_of_another(store: Store):
 
 
 async def test_a_compile_is_under_way_until_its_row_exists_or_its_time_is_over(store: Store):
-    one = sql(store)
-    assert not await one.announce_compile("s", "", "m", 60)
-    record = await one.save(request(talk(2), compile=compiled()))
+    sql_store = sql(store)
+    assert not await sql_store.announce_compile("s", "", "m", 60)
+    record = await sql_store.save(request(talk(2), compile=compiled()))
     for model in ("m", "n"):
-        assert await one.announce_compile("s", "", model, 60)
-    (found,) = await one.perform(browse.calls_in_progress)
-    assert (found.session_id, found.model) == ("s", "n")
-    assert await one.perform(lambda db: browse.calls_in_progress(db, found.session + 1)) == []
-    assert await one.scoped("ann").perform(browse.calls_in_progress) == []
-    first, second = [await one.announce_compile("s", "", "m", 60) for _ in range(2)]
+        assert await sql_store.announce_compile("s", "", model, 60)
+    (call,) = await sql_store.perform(browse.calls_in_progress)
+    assert (call.session_id, call.model) == ("s", "n")
+    assert await sql_store.perform(lambda db: browse.calls_in_progress(db, call.session + 1)) == []
+    assert await sql_store.scoped("ann").perform(browse.calls_in_progress) == []
+    first, second = [await sql_store.announce_compile("s", "", "m", 60) for _ in range(2)]
     assert first is not None and second is not None
-    await one.withdraw_compile(*first)
-    assert await one.perform(browse.calls_in_progress)
-    await one.withdraw_compile(*second)
-    assert not await one.perform(browse.calls_in_progress) and await one.announce_compile("s", "", "m", 60)
+    await sql_store.withdraw_compile(*first)
+    assert await sql_store.perform(browse.calls_in_progress)
+    await sql_store.withdraw_compile(*second)
+    assert not await sql_store.perform(browse.calls_in_progress) and await sql_store.announce_compile("s", "", "m", 60)
     made = replace(compiled(), created_at=NOW + timedelta(days=1), run_id="later")
-    await one.save(request(talk(3), compile=made))
-    assert record.id and await one.perform(browse.calls_in_progress) == []
-    await one.save(request(talk(2), session_id="other"))
-    assert await one.announce_compile("other", "", "m", -1)
-    assert await one.perform(browse.calls_in_progress) == []
-    await one.delete("s")
-    assert await one.perform(lambda db: db.execute("SELECT count(*) FROM under_way").fetchone()[0]) == 1
+    await sql_store.save(request(talk(3), compile=made))
+    assert record.id and await sql_store.perform(browse.calls_in_progress) == []
+    await sql_store.save(request(talk(2), session_id="other"))
+    assert await sql_store.announce_compile("other", "", "m", -1)
+    assert await sql_store.perform(browse.calls_in_progress) == []
+    await sql_store.delete("s")
+    assert await sql_store.perform(lambda db: db.execute("SELECT count(*) FROM under_way").fetchone()[0]) == 1
 
 
 @pytest.mark.parametrize("seconds", [1e300, float("inf")])

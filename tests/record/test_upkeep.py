@@ -63,14 +63,14 @@ async def test_deleting_the_trunk_leaves_the_fork_whole(store: Store):
 
 
 async def test_messages_that_many_conversations_share_go_with_the_last_of_them(store: Store):
-    random, known = Random(7), [talk(2), Talk("a summary")]
+    random, chains = Random(7), [talk(2), Talk("a summary")]
     for number in range(12):
-        raw = random.choice(known).then(*random.sample(["yes", "no", "go on", "and then"], random.randint(1, 3)))
-        view, compile = random.choice([None, *known]), random.choice([None, compiled(raw.ids[0])])
+        raw = random.choice(chains).then(*random.sample(["yes", "no", "go on", "and then"], random.randint(1, 3)))
+        view, compile = random.choice([None, *chains]), random.choice([None, compiled(raw.ids[0])])
         name = f"s{number % 6}"
         compile = compile and dataclasses.replace(compile, session_id=name)
         await store.save(request(raw, view, session_id=name, compile=compile, cycle=cycle(raw.tip, f"state {number}")))
-        known.append(raw)
+        chains.append(raw)
     for number in range(6):
         assert await store.delete(f"s{number}") == 2
         left = await rows(store)
@@ -92,10 +92,10 @@ async def test_a_compile_that_another_conversation_uses_becomes_its_own(store: S
     made = await store.save(request(raw, compile=compiled(raw.ids[0], cache_key="k")))
     await store.save(request(raw, session_id="heir", summary_id=made.summary_id))
     await store.delete("s")
-    (found,) = await store.views()
-    assert found.compile is not None and found.compile.session_id == "heir"
-    assert await store.find_compile("k") == (1, found.compile)
-    assert await store.summaries("heir") == [found.compile]
+    (view,) = await store.views()
+    assert view.compile is not None and view.compile.session_id == "heir"
+    assert await store.find_compile("k") == (1, view.compile)
+    assert await store.summaries("heir") == [view.compile]
 
 
 async def test_a_deleted_history_can_be_recorded_again(store: Store):
@@ -114,7 +114,7 @@ async def test_a_number_is_never_reused(store: Store):
     assert other.id and gone.id and other.id > gone.id and other.summary_id != gone.summary_id
     with pytest.raises(BrokenReference):
         await store.save(request(talk(4), summary_id=gone.summary_id))
-    assert [one.session_id for one in await store.views()] == ["other"] and await store.verify() == ()
+    assert [view.session_id for view in await store.views()] == ["other"] and await store.verify() == ()
 
 
 async def test_pruning_by_age_keeps_newer_requests(store: Store):
@@ -166,13 +166,13 @@ async def test_pruning_keeps_the_compiles_that_remaining_requests_use(store: Sto
     failed = compiled(raw.ids[0], status="failed", turn_index=3)
     await store.save(request(raw, summary_id=made.summary_id, compile=failed))
     assert await store.prune(keep_last=1) == 2
-    assert [found.cache_key for found in await store.summaries("s")] == [None, "used"]
+    assert [summary.cache_key for summary in await store.summaries("s")] == [None, "used"]
 
 
 async def test_pruning_keeps_the_newest_cycle(store: Store):
     raw = talk(4)
-    for at in (2, 4):
-        await store.save(request(raw, request_index=at, cycle=cycle(raw.ids[at], str(at))))
+    for position in (2, 4):
+        await store.save(request(raw, request_index=position, cycle=cycle(raw.ids[position], str(position))))
     await store.prune(keep_last=5)
     assert await store.find_cycle(raw.ids, "c") == cycle(raw.ids[4], "4")
     assert await store.find_cycle(raw.ids[:4], "c") is None
@@ -180,8 +180,8 @@ async def test_pruning_keeps_the_newest_cycle(store: Store):
 
 async def test_pruning_only_cycles_removes_their_contents_and_no_other(store: Store):
     raw = talk(4)
-    for at in (2, 4):
-        await store.save(request(raw, request_index=at, cycle=cycle(raw.ids[at], str(at))))
+    for position in (2, 4):
+        await store.save(request(raw, request_index=position, cycle=cycle(raw.ids[position], str(position))))
     before = await rows(store)
     assert await store.prune(older_than_days=30) == 0  # no request is so old
     gone = sorted(set(before) - set(await rows(store)))
