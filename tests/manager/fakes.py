@@ -59,12 +59,12 @@ class Fragile(VolatileMemory):
         await super().checkout(commit)
 
 
-def managed(llm: object = None, memory: Any = None, versioned: bool = True, **given: Any) -> ContextManager:
+def managed(llm: object = None, memory: Any = None, versioned: bool = True, **options: Any) -> ContextManager:
     """A manager over one memory; what is no setting goes to the manager itself."""
-    own = {name: given.pop(name) for name in ("system_prompt", "scorer", "on_error", "session_id") if name in given}
+    own = {name: options.pop(name) for name in ("system_prompt", "scorer", "on_error", "session_id") if name in options}
     memory = memory if memory is not None else VolatileMemory()
     llm = Scribe() if llm is None else llm
-    config = ContextConfig(**given)
+    config = ContextConfig(**options)
     if versioned:
         return ContextManager.with_versioning(memory, memory, llm, config, **own)
     return ContextManager(memory, llm, config, **own)

@@ -58,8 +58,8 @@ async def test_a_checkpoint_is_made_at_every_interval_of_turns() -> None:
     memory = VolatileMemory()
     manager = managed(memory=memory, checkpoint_interval=3)
     made = [(await manager.process_turn(f"turn {number}")).checkpoint_created for number in range(1, 8)]
-    assert [bool(one) for one in made] == [False, False, True, False, False, True, False]
-    messages = [(one.author, one.message) for one in await memory.log()]
+    assert [bool(commit) for commit in made] == [False, False, True, False, False, True, False]
+    messages = [(commit.author, commit.message) for commit in await memory.log()]
     assert messages == [("context-manager", f"Auto checkpoint at turn {number}") for number in (6, 3)]
 
 
@@ -68,7 +68,7 @@ async def test_a_checkpoint_by_hand_restarts_the_interval() -> None:
     await talk(manager, 2)
     assert await manager.checkpoint("mine")
     made = [(await manager.process_turn(f"turn {number}")).checkpoint_created for number in range(3)]
-    assert [bool(one) for one in made] == [False, False, True]
+    assert [bool(commit) for commit in made] == [False, False, True]
 
 
 async def test_a_rollback_restarts_the_interval() -> None:
@@ -78,7 +78,7 @@ async def test_a_rollback_restarts_the_interval() -> None:
     await talk(manager, 1, start=2)
     await manager.rollback()
     made = [(await manager.process_turn(f"turn {number}")).checkpoint_created for number in range(3)]
-    assert [bool(one) for one in made] == [False, False, True]
+    assert [bool(commit) for commit in made] == [False, False, True]
 
 
 async def test_without_auto_checkpoint_none_is_made() -> None:
@@ -103,7 +103,7 @@ async def test_a_rollback_restores_memory_and_session() -> None:
     assert (done.commit_restored, done.turns_lost) == (commit, 4)
     assert manager.get_context_messages() == before and manager.quality_history == scores
     assert manager.turn_count == 3
-    assert not any("Skagen" in one.memory.text for one in await memory.search("harbour", 9))
+    assert not any("Skagen" in match.memory.text for match in await memory.search("harbour", 9))
 
 
 async def test_each_checkpoint_is_restored_once_and_then_the_one_before_it() -> None:
@@ -113,8 +113,8 @@ async def test_each_checkpoint_is_restored_once_and_then_the_one_before_it() -> 
         await talk(manager, 1, start=number)
         commits.append(await manager.checkpoint(f"after {number}"))
     done = [await manager.rollback() for _ in commits]
-    assert [one.commit_restored for one in done] == commits[::-1]
-    assert [one.turns_lost for one in done] == [0, 1, 1, 1]
+    assert [result.commit_restored for result in done] == commits[::-1]
+    assert [result.turns_lost for result in done] == [0, 1, 1, 1]
     with pytest.raises(ContextMemoryError, match="No checkpoint"):
         await manager.rollback()
 
@@ -147,7 +147,7 @@ async def test_a_failing_commit_raises_by_hand_and_is_retried_at_the_next_turn()
     manager = managed(memory=memory, checkpoint_interval=2)
     await talk(manager, 1)
     result = await manager.process_turn("two")
-    assert result.checkpoint_created is None and any("checkpoint" in one for one in result.trouble)
+    assert result.checkpoint_created is None and any("checkpoint" in problem for problem in result.trouble)
     with pytest.raises(ConnectionError):
         await manager.checkpoint()
     memory.down.clear()
@@ -202,7 +202,7 @@ async def test_a_failing_rollback_does_not_end_the_turn() -> None:
     await manager.process_turn("one")
     result = await manager.process_turn("two")
     assert not result.rollback_triggered and manager.turn_count == 2
-    assert any("rollback" in one for one in result.trouble)
+    assert any("rollback" in problem for problem in result.trouble)
 
 
 async def test_a_repository_without_sessions_can_still_restore_them() -> None:

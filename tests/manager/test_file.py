@@ -33,11 +33,11 @@ def ask(path: Path, query: str) -> list[tuple[object, ...]]:
 
 async def test_sessions_have_separate_memories(path: Path) -> None:
     store = SQLiteStore(path)
-    one, other = SQLiteMemory("one", store), SQLiteMemory("other", store)
-    await one.remember("heron is here")
+    memory, other = SQLiteMemory("one", store), SQLiteMemory("other", store)
+    await memory.remember("heron is here")
     assert await other.search("heron", 5) == []
-    commit = await one.commit("first")
-    assert [info.id for info in await one.log()] == [commit] and await other.log() == []
+    commit = await memory.commit("first")
+    assert [info.id for info in await memory.log()] == [commit] and await other.log() == []
     await store.close()
 
 
@@ -232,8 +232,8 @@ async def test_a_checkout_is_complete_even_if_the_process_is_killed(path: Path, 
     async def look(path: Path) -> None:
         memory = SQLiteMemory("s", path)
         assert await memory.store.verify() == ()
-        at = (await memory.log(1))[0].id
-        assert at in (early, late)
+        current = (await memory.log(1))[0].id
+        assert current in (early, late)
         for name, size in ((early, 300), (late, 600)):
             await memory.checkout(name)
             assert len(await memory.search("early late", 2_000)) > 0

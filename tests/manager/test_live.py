@@ -67,13 +67,13 @@ async def test_the_given_history_is_not_changed() -> None:
     manager = managed(Scribe(), max_tokens=200, recent_turns_to_keep=1)
     managed_agent = attached("capability", manager, Talker("Noted. " + "word " * 30))
     plain = Agent(Talker("Noted. " + "word " * 30).model)
-    one: list[ModelMessage] = []
+    history: list[ModelMessage] = []
     other: list[ModelMessage] = []
     for number in range(6):
-        one = (await managed_agent.run(f"step {number}", message_history=one)).all_messages()
+        history = (await managed_agent.run(f"step {number}", message_history=history)).all_messages()
         other = (await plain.run(f"step {number}", message_history=other)).all_messages()
-    assert unstamped(one) == unstamped(other)
-    assert unstamped(manager.transcript()) == unstamped(one)
+    assert unstamped(history) == unstamped(other)
+    assert unstamped(manager.transcript()) == unstamped(history)
 
 
 @BOTH
@@ -289,11 +289,11 @@ async def test_a_deferred_call_never_answered_is_not_sent_without_a_result() -> 
 @pytest.mark.parametrize(("answered", "stop"), [(1, 2), (2, 0), (3, 0), (None, 2)])
 def test_turns_are_not_split_between_a_call_and_its_result(answered: int | None, stop: int) -> None:
     reader, answer = Reader(as_counter(None)), ToolReturnPart(tool_name="pay", content="paid", tool_call_id="c")
-    said: list[list[ModelMessage]] = [[user(f"turn {at}")] for at in range(4)]
+    said: list[list[ModelMessage]] = [[user(f"turn {number}")] for number in range(4)]
     said[0].append(assistant(ToolCallPart(tool_name="pay", args={}, tool_call_id="c")))
     if answered is not None:
         said[answered].insert(0, user(answer))
-    turns = [make_turn(one, reader, open=False) for one in said]
+    turns = [make_turn(messages, reader, open=False) for messages in said]
     assert safe_boundary(turns, 0, 2, reader) == stop
 
 
@@ -307,7 +307,7 @@ async def test_a_compiler_beside_a_manager_quotes_no_turn_twice(way: str, budget
     history: list[ModelMessage] = []
     for number, fact in enumerate(facts):
         prompt = fact if number % 5 else f"{fact} What is the pump of hall {max(0, number - 4)} called?"
-        given: Any = {"conversation_id": "halls", "message_history": history}
-        history = (await agent.run(prompt, **given)).all_messages()
+        options: Any = {"conversation_id": "halls", "message_history": history}
+        history = (await agent.run(prompt, **options)).all_messages()
     assert max(sent.text.count(fact) for sent in talker.sent for fact in facts) == 1
     assert facts[0] not in talker.last.text and max(sent.tokens for sent in talker.sent) <= budget

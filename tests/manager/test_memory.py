@@ -110,10 +110,10 @@ async def test_texts_stored_after_a_checkout_form_a_branch(memory: AnyMemory) ->
     await memory.checkout(first)
     await memory.remember("another way: heron")
     third = await memory.commit("third")
-    assert [one.id for one in await memory.log()] == [third, first]
+    assert [commit.id for commit in await memory.log()] == [third, first]
     diff = await memory.diff(second, third)
-    assert [one.text for one in diff.added] == ["another way: heron"]
-    assert [one.text for one in diff.removed] == ["one way: heron"]
+    assert [fact.text for fact in diff.added] == ["another way: heron"]
+    assert [fact.text for fact in diff.removed] == ["one way: heron"]
     assert await memory.diff(third, third) == type(diff)(added=(), removed=())
     await memory.checkout(second)
     assert await texts(memory, "heron") == ["one way: heron"]
@@ -125,23 +125,23 @@ async def test_the_log_is_newest_first_and_shows_what_was_added(memory: AnyMemor
     first = await memory.commit("first", "ada", snapshot("Hi.", "Hello.", "Bye."))
     second = await memory.commit("second")
     log = await memory.log()
-    assert [(one.id, one.parent, one.message, one.author) for one in log] == [
+    assert [(commit.id, commit.parent, commit.message, commit.author) for commit in log] == [
         (second, first, "second", "context-manager"),
         (first, None, "first", "ada"),
     ]
-    assert [(one.memories, one.turns) for one in log] == [(4, 0), (4, 2)]
-    assert [one.id for one in await memory.log(1)] == [second]
+    assert [(commit.memories, commit.turns) for commit in log] == [(4, 0), (4, 2)]
+    assert [commit.id for commit in await memory.log(1)] == [second]
     assert await memory.log(0) == []
 
 
 async def test_checking_out_an_unknown_commit_changes_nothing(memory: AnyMemory) -> None:
     await filled(memory)
-    known = await memory.commit("first")
-    for missing in ("", "nonsense", known[:-1]):
+    commit = await memory.commit("first")
+    for missing in ("", "nonsense", commit[:-1]):
         with pytest.raises(ContextMemoryError, match="no commit"):
             await memory.checkout(missing)
         with pytest.raises(ContextMemoryError, match="no commit"):
-            await memory.diff(known, missing)
+            await memory.diff(commit, missing)
         with pytest.raises(ContextMemoryError, match="no commit"):
             await memory.session_at(missing)
     assert await texts(memory, "port") == [FACTS[0]]
@@ -152,9 +152,9 @@ async def test_a_session_is_restored_as_committed_and_as_last_saved(memory: AnyM
     early, late = snapshot("Hi.", "Hello."), snapshot("Hi.", "Hello.", "And now?")
     commit = await memory.commit("first", session=early)
     await memory.keep(late)
-    for saved, given in ((await memory.session_at(commit), early), (await memory.latest(), late)):
-        assert saved is not None and saved.facts == given.facts
-        assert saved.bodies == tuple(given.turns.body(at) for at in range(len(given.turns.ids)))
+    for saved, expected in ((await memory.session_at(commit), early), (await memory.latest(), late)):
+        assert saved is not None and saved.facts == expected.facts
+        assert saved.bodies == tuple(expected.turns.body(position) for position in range(len(expected.turns.ids)))
     bare = await memory.commit("bare")
     assert await memory.session_at(bare) is None
 
@@ -217,9 +217,9 @@ async def test_versions_of_one_summary_do_not_crowd_out_other_memories(memory: A
         await manager.process_turn(f"Which quiet hotel for the trip to Oslo, question {number}? " + "detail " * 20)
         manager.add_response("answer " * 40)
     assert scribe.asked > 8
-    found = await texts(memory, "quiet hotel for the trip to Oslo in June", 32)
+    matches = await texts(memory, "quiet hotel for the trip to Oslo in June", 32)
     newest = f"[context-summary] Version {scribe.asked}: a trip to Oslo, a quiet hotel, dates in June."
-    assert sorted(found) == ["The quiet hotel in Oslo takes no dogs.", newest]
+    assert sorted(matches) == ["The quiet hotel in Oslo takes no dogs.", newest]
     result = await manager.process_turn("Which quiet hotel for the trip to Oslo?")
     assert len(result.grounding_used) == 1
 

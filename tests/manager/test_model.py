@@ -139,7 +139,10 @@ class Sessions(RuleBasedStateMachine):
         model = self.model
         assert said(self.manager.transcript()) == [text for turn in model.turns for text in turn]
         sent = [
-            text for one in self.manager.get_context_messages() for part in apart(one).parts for text in texts_of(part)
+            text
+            for message in self.manager.get_context_messages()
+            for part in apart(message).parts
+            for text in texts_of(part)
         ]
         verbatim = [text for turn in model.turns[model.covered :] for text in turn]
         assert sent[len(sent) - len(verbatim) :] == verbatim
@@ -150,11 +153,11 @@ class Sessions(RuleBasedStateMachine):
     def the_memory_is_the_models(self) -> None:
         if not hasattr(self, "manager"):
             return
-        summaries = [one for one in self.model.memories if one.startswith("[context-summary]")]
-        known = [one for one in self.model.memories if one not in summaries[:-1]]
+        summaries = [text for text in self.model.memories if text.startswith("[context-summary]")]
+        expected = [text for text in self.model.memories if text not in summaries[:-1]]
         for word in ("heron", "harbour", "ferry", "anchor", "summary"):
-            found = self.do(self.memory.search(word, 99))
-            assert sorted(one.memory.text for one in found) == sorted(one for one in known if word in one)
+            matches = self.do(self.memory.search(word, 99))
+            assert sorted(match.memory.text for match in matches) == sorted(text for text in expected if word in text)
 
     def teardown(self) -> None:
         if self.file and hasattr(self, "manager"):

@@ -89,9 +89,9 @@ async def test_answers_of_two_agents_that_take_turns_stay_with_their_questions(t
         await manager.resume()
     first = (await agents[0].run("a asks")).all_messages()
     second = (await agents[1].run("b asks")).all_messages()
-    for at, prompt, history in ((1, "b asks more", second), (0, "a asks more", first)):
-        assert await managers[at].resume()
-        await agents[at].run(prompt, message_history=history)
+    for index, prompt, history in ((1, "b asks more", second), (0, "a asks more", first)):
+        assert await managers[index].resume()
+        await agents[index].run(prompt, message_history=history)
     told = ["a asks", "b asks", "b says so.", "b asks more", "a asks more"]
     assert said(managers[0].transcript()) == told
     for memory in memories:
@@ -184,8 +184,8 @@ async def test_a_damaged_session_can_be_rolled_back_to_a_commit(tmp_path: Path) 
 
 async def test_the_system_prompt_of_the_new_manager_counts(memory: AnyMemory) -> None:
     await talk(managed("none", memory, system_prompt="You are a clerk."), 1)
-    for given, sent in ((None, "You are a clerk."), ("You are a captain.", "You are a captain.")):
-        again = managed("none", memory, system_prompt=given)
+    for prompt, sent in ((None, "You are a clerk."), ("You are a captain.", "You are a captain.")):
+        again = managed("none", memory, system_prompt=prompt)
         await again.process_turn("Hello.")
         assert said(again.get_context_messages())[0] == sent
 
@@ -268,14 +268,14 @@ async def test_a_memory_that_keeps_no_session_starts_a_new_one() -> None:
 
 
 async def test_two_managers_of_one_memory_do_not_overwrite_each_other(memory: AnyMemory) -> None:
-    one, other = managed("none", memory), managed("none", memory)
-    await one.process_turn("one says this")
+    manager, other = managed("none", memory), managed("none", memory)
+    await manager.process_turn("one says this")
     await other.process_turn("the other says that")
-    result = await one.process_turn("one goes on")
+    result = await manager.process_turn("one goes on")
     assert "another manager of the same memory has saved its session" in result.trouble[0]
     assert said((await resumed(memory)).transcript())[-1] == "the other says that"
-    assert await one.resume()
-    assert (await one.process_turn("one follows the other")).trouble == ()
+    assert await manager.resume()
+    assert (await manager.process_turn("one follows the other")).trouble == ()
     assert said((await resumed(memory)).transcript()) == [
         *("one says this", "the other says that", "one goes on", "one follows the other"),
     ]

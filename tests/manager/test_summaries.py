@@ -40,8 +40,8 @@ async def test_older_turns_become_a_summary_and_the_newest_stay() -> None:
     text = " ".join(said(manager.get_context_messages()))
     assert all(f"question {number} " in text for number in (5, 6, 7))
     assert not any(f"question {number} " in text for number in range(5))
-    [found] = await memory.search("planned move", 5)
-    assert found.memory.text == "[context-summary] A move was planned."
+    [match] = await memory.search("planned move", 5)
+    assert match.memory.text == "[context-summary] A move was planned."
 
 
 async def test_summarising_again_at_once_changes_nothing() -> None:
@@ -232,7 +232,7 @@ async def test_a_failing_model_is_called_once_per_turn() -> None:
     asked = scribe.asked
     result = await manager.process_turn("word " * 200)
     assert not result.summarization_triggered and scribe.asked == asked + 1
-    assert any("summary" in one for one in result.trouble)
+    assert any("summary" in problem for problem in result.trouble)
     scribe.text = "They talked."
     assert (await manager.process_turn("And now?")).summarization_triggered
 

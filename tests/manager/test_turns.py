@@ -45,10 +45,10 @@ async def test_grounding_returns_limited_memories_with_a_score_each() -> None:
     for number in range(9):
         await memory.remember(f"The port of service {number} is 80{number}.")
     manager = managed(memory=memory, grounding_memories=4)
-    found = await manager.ground_query("Which port has the service?")
-    assert len(found.memories) == len(found.relevance_scores) == 4
-    assert all(0 <= score <= 1 for score in found.relevance_scores)
-    assert found.summary == "; ".join(one.text[:100] for one in found.memories[:3])
+    grounding = await manager.ground_query("Which port has the service?")
+    assert len(grounding.memories) == len(grounding.relevance_scores) == 4
+    assert all(0 <= score <= 1 for score in grounding.relevance_scores)
+    assert grounding.summary == "; ".join(fact.text[:100] for fact in grounding.memories[:3])
 
 
 async def test_with_zero_grounding_memories_memory_is_not_searched() -> None:
@@ -235,10 +235,10 @@ async def test_a_session_with_an_invalid_fact_is_refused_when_loaded(fact: str, 
     manager = managed()
     await manager.process_turn("one")
     kept = manager.to_json()
-    given = json.loads(kept)
-    given["facts"][fact] = value
+    session = json.loads(kept)
+    session["facts"][fact] = value
     with pytest.raises(ContextMemoryError, match=fact):
-        manager.load_json(json.dumps(given))
+        manager.load_json(json.dumps(session))
     assert manager.to_json() == kept
 
 
