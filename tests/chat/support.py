@@ -55,7 +55,7 @@ class Room:
 
     def chat(self, who: Model | FunctionModel, session: str = "talk", **more: Any) -> ChatSession:
         agent = Agent(who.model() if isinstance(who, Model) else who)
-        given: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "folder": self.path / "Chat_Sessions",
             "store": self.path / "context.db",
             "system": self.path / "system",
@@ -63,7 +63,7 @@ class Room:
             "clock": lambda: NOON,
             "budget": 1_500,
         }
-        return ChatSession(agent, session, **{**given, **more})
+        return ChatSession(agent, session, **{**defaults, **more})
 
     def transcript(self, session: str = "talk") -> str:
         return (self.path / "Chat_Sessions" / f"{session}.md").read_text(encoding="utf-8")

@@ -192,22 +192,22 @@ async def test_a_broken_template_is_reported_once_and_again_only_if_it_breaks_af
 
 
 async def test_two_terminals_take_turns_and_no_turn_is_lost(room: Room) -> None:
-    one = room.chat(Model(pause=0.05), clock=lambda: NOON)
-    two = room.chat(Model())
-    await one.open()
-    await two.open()
+    first = room.chat(Model(pause=0.05), clock=lambda: NOON)
+    second = room.chat(Model())
+    await first.open()
+    await second.open()
     heard = asyncio.Event()
-    slow = asyncio.create_task(one.say("First.", on_text=lambda _: heard.set()))
+    slow = asyncio.create_task(first.say("First.", on_text=lambda _: heard.set()))
     await heard.wait()
-    await two.say("Second.")
+    await second.say("Second.")
     assert slow.done(), "the second spoke when the first had been answered"
-    await one.say("Third.")
-    await one.close()
-    await two.close()
-    prompts = [text for text in texts(one.messages) if not text.startswith("You")]
+    await first.say("Third.")
+    await first.close()
+    await second.close()
+    prompts = [text for text in texts(first.messages) if not text.startswith("You")]
     assert prompts == ["First.", "Second.", "Third."]
-    assert [turn.user for turn in one.storage.transcript.read()] == prompts
-    assert await kept(room) == texts(one.messages)
+    assert [turn.user for turn in first.storage.transcript.read()] == prompts
+    assert await kept(room) == texts(first.messages)
     assert "another terminal is answering in this session: waiting for it" in room.notices
     assert room.notices.count("another terminal added a turn: the conversation continues from there") == 2
 
@@ -226,18 +226,18 @@ async def test_opening_a_session_in_which_another_terminal_is_answering_shows_a_
 
 @pytest.mark.parametrize("endless", [True, False])
 async def test_a_turn_that_another_terminal_is_still_answering_is_not_read_early(room: Room, endless: bool) -> None:
-    one = room.chat(Model(answer=lambda _: "one two three", pause=0.05), endless=endless)
+    first = room.chat(Model(answer=lambda _: "one two three", pause=0.05), endless=endless)
     heard = asyncio.Event()
-    slow = asyncio.create_task(one.say("First.", on_text=lambda _: heard.set()))
+    slow = asyncio.create_task(first.say("First.", on_text=lambda _: heard.set()))
     await heard.wait()
-    two = room.chat(Model())
-    await two.open()
-    assert two.messages == []
-    await two.say("Second.")
+    second = room.chat(Model())
+    await second.open()
+    assert second.messages == []
+    await second.say("Second.")
     await slow
-    await one.close()
-    await two.close()
-    assert texts(two.messages)[:3] == ["First.", "one two three ", "Second."]
+    await first.close()
+    await second.close()
+    assert texts(second.messages)[:3] == ["First.", "one two three ", "Second."]
     assert "another terminal added a turn: the conversation continues from there" in room.notices
 
 
@@ -308,10 +308,10 @@ def test_a_killed_terminal_releases_the_transcript(tmp_path: Path) -> None:
 
 
 def test_two_transcripts_of_one_process_exclude_each_other(tmp_path: Path) -> None:
-    one, two = Transcript(tmp_path, "talk"), Transcript(tmp_path, "talk")
-    assert one.acquire() and one.acquire() and not two.acquire()
-    one.release()
-    assert two.acquire() and not one.acquire()
-    two.close()
-    assert one.acquire()
-    one.close()
+    first, second = Transcript(tmp_path, "talk"), Transcript(tmp_path, "talk")
+    assert first.acquire() and first.acquire() and not second.acquire()
+    first.release()
+    assert second.acquire() and not first.acquire()
+    second.close()
+    assert first.acquire()
+    first.close()

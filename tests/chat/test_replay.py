@@ -18,17 +18,19 @@ TURNS, BUDGET = 40, 3_000
 
 def recorded(folder: Path) -> list[tuple[str, str]]:
     """What was asked and answered, turn by turn; the test is skipped where there is no such conversation."""
-    found = sorted(folder.glob("beam/500K/*/chat.json"))
-    if not found:
+    files = sorted(folder.glob("beam/500K/*/chat.json"))
+    if not files:
         pytest.skip(f"no conversation of {TURNS} turns below {folder}")
     said = [
         (message["role"], message["content"].rpartition("->->")[0] or message["content"])
-        for batch in json.loads(found[0].read_text())
+        for batch in json.loads(files[0].read_text())
         for turn in batch["turns"]
         for message in turn
     ]
     pairs = [
-        (one[1], two[1]) for one, two in zip(said, said[1:], strict=False) if (one[0], two[0]) == ("user", "assistant")
+        (asked[1], answered[1])
+        for asked, answered in zip(said, said[1:], strict=False)
+        if (asked[0], answered[0]) == ("user", "assistant")
     ]
     assert len(pairs) >= TURNS
     return pairs[:TURNS]
@@ -42,8 +44,8 @@ async def test_a_long_conversation_in_endless_mode(room: Room, data_folder: Path
 
     async def answer(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
         text = turns[now][1]
-        for at in range(0, len(text), 500):
-            yield text[at : at + 500]
+        for start in range(0, len(text), 500):
+            yield text[start : start + 500]
 
     def compile_(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         assert "COMPILER TASK" in last_text(messages)

@@ -55,9 +55,9 @@ async def test_a_summary_needs_no_tools(tmp_path: Path) -> None:
         )
         history = done.all_messages()
     store = SQLiteStore(tmp_path / "context.db")
-    compiles = [one for info in await store.sessions() for one in await store.summaries(info.session_id)]
+    compiles = [summary for info in await store.sessions() for summary in await store.summaries(info.session_id)]
     await store.close()
-    assert any(one.usage for one in compiles), "the model was asked for a summary"
+    assert any(summary.usage for summary in compiles), "the model was asked for a summary"
     assert made(history) == ["a.py", "b.py"] * 8
 
 

@@ -44,15 +44,17 @@ async def test_normal_mode_sends_the_whole_history(room: Room) -> None:
         await chat.say(f"{number}: {LONG}")
     await chat.close()
     whole = list(map(message_body, chat.messages))
-    assert [list(map(message_body, sent)) for sent in model.sent] == [whole[: 2 * at + 1] for at in range(12)]
+    assert [list(map(message_body, sent)) for sent in model.sent] == [whole[: 2 * turn + 1] for turn in range(12)]
     assert not model.compiles and not room.notices and not (room.path / "system").exists()
     store = SQLiteStore(room.path / "context.db")
     views = await store.views()
-    assert [(one.turn_index, one.budget, one.summary_id) for one in views] == [(at, None, None) for at in range(12)][
+    assert [(view.turn_index, view.budget, view.summary_id) for view in views] == [
+        (turn, None, None) for turn in range(12)
+    ][::-1]
+    assert all(view.status.startswith("raw") and view.tokens_raw == view.tokens_sent for view in views)
+    assert [await store.chain(str(view.view_tip)) for view in views] == [whole[: 2 * turn + 1] for turn in range(12)][
         ::-1
     ]
-    assert all(one.status.startswith("raw") and one.tokens_raw == one.tokens_sent for one in views)
-    assert [await store.chain(str(one.view_tip)) for one in views] == [whole[: 2 * at + 1] for at in range(12)][::-1]
     assert views[0].tokens_sent > 1_500 and not await store.verify()
     assert (await store.transcript("talk")) == whole
 
@@ -84,7 +86,7 @@ async def test_normal_mode_records_each_request_of_a_run_with_tools(room: Room) 
     said = await chat.say("Is the build green?")
     await chat.close()
     views = await SQLiteStore(room.path / "context.db").views()
-    assert [(one.turn_index, one.request_index) for one in views] == [(0, 1), (0, 0)]
+    assert [(view.turn_index, view.request_index) for view in views] == [(0, 1), (0, 0)]
     assert said.view is not None and said.view.record is not None and said.view.record.id == views[0].id
 
 
@@ -189,9 +191,9 @@ async def test_the_template_is_switched_between_two_turns(room: Room) -> None:
     assert said.view.record.compile.template_name == "goal_oriented"
 
 
-@pytest.mark.parametrize(("given", "alias"), [(None, "told"), ("none", "none"), ("test", "test")])
-async def test_the_record_names_the_model_that_writes_the_summary(given: str | None, alias: str, room: Room) -> None:
-    chat = room.chat(Model(), endless=True, model=given)
+@pytest.mark.parametrize(("model", "alias"), [(None, "told"), ("none", "none"), ("test", "test")])
+async def test_the_record_names_the_model_that_writes_the_summary(model: str | None, alias: str, room: Room) -> None:
+    chat = room.chat(Model(), endless=True, model=model)
     for number in range(12):
         await chat.say(f"{number}: {LONG}")
     await chat.close()
@@ -208,7 +210,9 @@ async def test_a_restarted_session_has_its_whole_history(endless: bool, room: Ro
     model = Model()
     second = room.chat(model, endless=endless)
     await second.open()
-    assert [message_body(one) for one in second.messages] == [message_body(one) for one in first.messages]
+    assert [message_body(message) for message in second.messages] == [
+        message_body(message) for message in first.messages
+    ]
     await second.say("Where were we?")
     await second.close()
     assert room.transcript().count("**User:**") == 13
@@ -292,9 +296,9 @@ async def test_recall_finds_text_of_any_turn_including_the_last(room: Room) -> N
     chat = room.chat(Model(), store=MemoryStore())
     for number in range(5):
         await chat.say(f"Number {number} is about the port {8080 + number}.")
-    found = await chat.recall("8084")
+    passages = await chat.recall("8084")
     await chat.close()
-    assert any("8084" in passage.text for passage in found)
+    assert any("8084" in passage.text for passage in passages)
 
 
 async def test_a_wrong_value_is_refused_when_a_chat_is_made(room: Room) -> None:

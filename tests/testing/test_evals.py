@@ -25,7 +25,7 @@ async def results(dataset: Any, agent: Any) -> dict[str, tuple[bool, str | None]
     report = await dataset.evaluate(testing.replaying(agent), progress=False)
     assert not report.failures
     [case] = report.cases
-    return {name: (bool(one.value), one.reason) for name, one in case.assertions.items()}
+    return {name: (bool(assertion.value), assertion.reason) for name, assertion in case.assertions.items()}
 
 
 async def test_claims_about_a_conversation_are_evaluated_for_another_agent(tmp_path: Path) -> None:
@@ -42,11 +42,11 @@ async def test_claims_about_a_conversation_are_evaluated_for_another_agent(tmp_p
 
 
 async def test_a_failure_becomes_a_case_that_fails_in_the_same_way() -> None:
-    found = await asyncio.to_thread(
+    error = await asyncio.to_thread(
         lambda: failure(lambda: testing.live(trimming(), matters(6, said_2=RULE)).assert_in_context(RULE))
     )
-    dataset = evals.Dataset(name="failures", cases=[testing.case_of(found)])
-    assert await results(dataset, trimming()) == {"InContext": (False, str(found))}
+    dataset = evals.Dataset(name="failures", cases=[testing.case_of(error)])
+    assert await results(dataset, trimming()) == {"InContext": (False, str(error))}
     assert await results(dataset, Agent()) == {"InContext": (True, None)}
-    budget = await asyncio.to_thread(lambda: failure(lambda: found.conversation.assert_within(budget=10)))
+    budget = await asyncio.to_thread(lambda: failure(lambda: error.conversation.assert_within(budget=10)))
     assert testing.case_of(budget).evaluators == [testing.WithinBudget(10, pairs=False, last=True)]

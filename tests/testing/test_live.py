@@ -22,35 +22,35 @@ def test_a_text_that_a_history_processor_cuts_off_fails_at_the_request_in_which_
     conversation = live(trimming(), matters(6, said_2=RULE))
     conversation.at_turn(2).assert_in_context(RULE)
     conversation.at_turn(4).assert_in_context(RULE)
-    found = failure(lambda: conversation.assert_in_context(RULE))
-    assert (found.request.number, found.request.turn) == (5, 5)
-    lines = str(found).splitlines()
+    error = failure(lambda: conversation.assert_in_context(RULE))
+    assert (error.request.number, error.request.turn) == (5, 5)
+    lines = str(error).splitlines()
     assert lines[0] == f"request 5 (turn 5) does not contain {RULE!r}"
     assert "message 2, by the user" in lines[1]
     assert "request 4 (turn 4), message 0, word for word" in lines[2]
     assert "capabilities or history processors" in lines[3]
-    assert "would keep it: a window of" in str(found)
+    assert "would keep it: a window of" in str(error)
 
 
 def test_the_window_that_an_explanation_names_is_enough() -> None:
-    found = failure(lambda: live(trimming(), matters(6, said_2=RULE)).assert_in_context(RULE))
-    [(messages, tokens)] = re.findall(r"a window of (\d+) messages, (\d+) tokens", str(found))
+    error = failure(lambda: live(trimming(), matters(6, said_2=RULE)).assert_in_context(RULE))
+    [(messages, tokens)] = re.findall(r"a window of (\d+) messages, (\d+) tokens", str(error))
     window = ProcessHistory[Any](lambda history: history[-int(messages) :])
     kept = live(Agent(capabilities=[window]), matters(5, said_2=RULE))
     kept.assert_in_context(RULE)
-    assert kept.requests[-1].tokens == int(tokens) and found.request.turn == 5
+    assert kept.requests[-1].tokens == int(tokens) and error.request.turn == 5
 
 
 def test_a_failure_of_the_compiler_names_step_and_reason_and_changes_that_keep_the_text() -> None:
     text = "Matter 1:"
     conversation = live(compiling(600), matters(30))
-    found = failure(lambda: conversation.assert_in_context(text))
-    shown = str(found)
+    error = failure(lambda: conversation.assert_in_context(text))
+    shown = str(error)
     assert "step 2 of the cut order (drop older turns)" in shown and "for a budget of 600" in shown
     assert f"would keep it: rules=[{text!r}]" in shown and "would keep it: pin(…, 'm0')" in shown
     assert len(shown.splitlines()) <= 15
     budget = int(shown.partition("budget=")[2].splitlines()[0].replace(",", ""))
-    with_more = live(compiling(budget), matters(found.request.turn))
+    with_more = live(compiling(budget), matters(error.request.turn))
     with_more.last.assert_in_context(text)
     live(compiling(600, rules=[text]), matters(30)).assert_in_context(text)
 
@@ -96,10 +96,10 @@ def test_a_replaced_value_may_not_stand_alone() -> None:
         return [messages[0], *messages[-3:]] if len(messages) > 8 else messages
 
     stale = live(Agent(capabilities=[ProcessHistory(without_newest)]), prompts)
-    found = failure(lambda: stale.assert_newest("The refund limit is", "80 euros"))
-    assert found.request.turn == 5
-    assert "the old value is in: message 0, word for word" in str(found)
-    assert "message 4, by the user" in str(found)
+    error = failure(lambda: stale.assert_newest("The refund limit is", "80 euros"))
+    assert error.request.turn == 5
+    assert "the old value is in: message 0, word for word" in str(error)
+    assert "message 4, by the user" in str(error)
 
 
 def test_a_secret_is_found_and_not_repeated() -> None:
@@ -119,8 +119,8 @@ def test_a_request_over_the_budget_is_found_with_its_instructions_and_tools() ->
     size, more = bare.requests[0].tokens, dressed.requests[0].tokens
     assert more > size + 20
     dressed.assert_within(budget=more)
-    found = failure(lambda: dressed.assert_within(budget=more - 1))
-    assert "1 more than the budget" in str(found) and "instructions and tools:" in str(found)
+    error = failure(lambda: dressed.assert_within(budget=more - 1))
+    assert "1 more than the budget" in str(error) and "instructions and tools:" in str(error)
     dressed.assert_in_context("the long list of things")
 
 
@@ -130,7 +130,7 @@ def test_a_result_without_its_call_is_a_broken_pair() -> None:
 
     class Prompts(WrapperModel):
         async def request(self, messages: list[ModelMessage], *more: Any) -> ModelResponse:  # pyright: ignore
-            return await super().request([one for one in messages if isinstance(one, ModelRequest)], *more)
+            return await super().request([message for message in messages if isinstance(message, ModelRequest)], *more)
 
     class OnlyRequests(AbstractCapability[Any]):
         def get_wrapper_model(self, model: Model) -> Model:
@@ -139,21 +139,21 @@ def test_a_result_without_its_call_is_a_broken_pair() -> None:
     talker = Talker([[("look", {"what": "it"})], "Nothing is there."])
     whole = live(Agent(tools=[look]), ["Look."], model=talker.model)
     whole.assert_within(pairs=True)
-    assert any(isinstance(part, ToolReturnPart) for one in whole.raw for part in one.parts)
+    assert any(isinstance(part, ToolReturnPart) for message in whole.raw for part in message.parts)
     talker = Talker([[("look", {"what": "it"})], "Nothing is there."])
     broken = live(Agent(tools=[look], capabilities=[OnlyRequests()]), ["Look."], model=talker.model)
-    found = failure(lambda: broken.assert_within(pairs=True))
-    assert found.request.number == 2 and "whose call is missing" in str(found)
-    assert "each call has its result" in str(found)
+    error = failure(lambda: broken.assert_within(pairs=True))
+    assert error.request.number == 2 and "whose call is missing" in str(error)
+    assert "each call has its result" in str(error)
 
 
 def test_rewrites_lose_the_cache_and_cost_more() -> None:
     conversation = live(trimming(), matters(9))
-    assert [one.number for one in conversation.rewrites()] == [4, 5, 6, 7, 8, 9]
+    assert [request.number for request in conversation.rewrites()] == [4, 5, 6, 7, 8, 9]
     conversation.assert_within(compiles=6)
     assert failure(lambda: conversation.assert_within(compiles=4)).request.number == 8
-    found = failure(lambda: conversation.assert_within(cost_of_everything=0.5))
-    assert "6 of 9 requests lose the prompt cache" in str(found)
+    error = failure(lambda: conversation.assert_within(cost_of_everything=0.5))
+    assert "6 of 9 requests lose the prompt cache" in str(error)
 
 
 def test_instructions_that_change_lose_the_cache() -> None:
@@ -161,8 +161,8 @@ def test_instructions_that_change_lose_the_cache() -> None:
     agent = Agent(instructions=lambda: f"It is {next(hours)} o'clock.")
     conversation = live(agent, matters(3))
     conversation.assert_within(compiles=2, cost_of_everything=1)
-    found = failure(lambda: conversation.assert_within(compiles=0))
-    assert found.request.number == 2 and "other instructions or tools" in str(found)
+    error = failure(lambda: conversation.assert_within(compiles=0))
+    assert error.request.number == 2 and "other instructions or tools" in str(error)
     gone = failure(lambda: conversation.assert_in_context("It is 0 o'clock."))
     assert "last sent: request 1 (turn 1), the instructions or tools" in str(gone)
 
@@ -178,8 +178,8 @@ def test_rewrites_of_the_compiler_are_its_compiles() -> None:
 async def test_streamed_and_asynchronous_runs_are_seen(stream: bool) -> None:
     talker = Talker("I see.")
     conversation = await live_async(trimming(), matters(4), model=talker.model, stream=stream)
-    assert [len(one.messages) for one in conversation.requests] == [1, 3, 5, 5]
-    assert [one.messages for one in conversation.requests] == [one.messages for one in talker.sent]
+    assert [len(request.messages) for request in conversation.requests] == [1, 3, 5, 5]
+    assert [request.messages for request in conversation.requests] == [request.messages for request in talker.sent]
     assert len(conversation.raw) == 8
     conversation.assert_in_context("Matter 4")
 

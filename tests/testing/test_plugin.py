@@ -67,11 +67,11 @@ def test_a_failure_is_shown_at_the_line_of_the_test_with_its_explanation(tmp_pat
 def test_a_failure_is_in_the_junit_file_and_in_a_file_beside_it(tmp_path: Path) -> None:
     run_pytest(project(tmp_path), "--junit-xml", "reports/junit.xml", "-k", "keeps")
     [case] = ElementTree.parse(tmp_path / "reports" / "junit.xml").iter("testcase")
-    found = {one.attrib["name"]: one.attrib["value"] for one in case.iter("property")}
-    assert (found["context_check"], found["context_request"], found["context_turn"]) == ("in_context", "3", "3")
-    assert found["context_explanation"].startswith("request 3 (turn 3) does not contain")
-    page = (tmp_path / found["context_html"]).read_text(encoding="utf-8")
-    assert Path(found["context_html"]).parent == Path("reports/contexts")
+    values = {element.attrib["name"]: element.attrib["value"] for element in case.iter("property")}
+    assert (values["context_check"], values["context_request"], values["context_turn"]) == ("in_context", "3", "3")
+    assert values["context_explanation"].startswith("request 3 (turn 3) does not contain")
+    page = (tmp_path / values["context_html"]).read_text(encoding="utf-8")
+    assert Path(values["context_html"]).parent == Path("reports/contexts")
     assert "And then?" in page and "a window of" in page and "src=" not in page and "href=" not in page
 
 

@@ -60,8 +60,8 @@ def texts(conversation: Conversation) -> list[str]:
 def test_a_replay_sends_the_recorded_requests_and_calls_no_tool(desk: list[ModelMessage], stream: bool) -> None:
     conversation = replay(desk, Agent(tools=[look]), stream=stream)
     assert unstamped(conversation.raw) == unstamped(desk)
-    assert [len(one.messages) for one in conversation.requests] == [1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23]
-    assert [one.turn for one in conversation.requests] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
+    assert [len(request.messages) for request in conversation.requests] == [1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23]
+    assert [request.turn for request in conversation.requests] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
     assert not CALLED
     conversation.assert_in_context(RULE, "Nothing about matter 3.")
     conversation.assert_within(pairs=True, compiles=0)
@@ -133,7 +133,7 @@ async def test_a_session_of_a_record_is_replayed_with_its_summaries_and_writes_n
     before, asked = await ContextCompiler(store=tmp_path / "record.db", system=None).views("desk"), notes.asked
     second = await replay_async("desk", agent, db=tmp_path / "record.db")
     assert not second.notes and notes.asked == asked
-    assert [one.status for one in second.requests] == [one.status for one in first.requests]
+    assert [request.status for request in second.requests] == [request.status for request in first.requests]
     assert sum("All went on as planned." in text for text in texts(second)) > 10
     assert len(await ContextCompiler(store=tmp_path / "record.db", system=None).views("desk")) == len(before)
 
@@ -144,8 +144,8 @@ async def test_a_recorded_summary_that_does_not_fit_a_changed_template_is_report
     conversation = await replay_async("desk", changed, db=tmp_path / "record.db")
     assert "no recorded summary fits its prompt" in conversation.notes[0]
     assert not any("All went on as planned." in text for text in texts(conversation))
-    found = failure(lambda: conversation.assert_in_context("All went on as planned."))
-    assert "note: request" in str(found)
+    error = failure(lambda: conversation.assert_in_context("All went on as planned."))
+    assert "note: request" in str(error)
     none = await replay_async("desk", changed, db=tmp_path / "record.db", summaries="none")
     assert not none.notes
     model = await replay_async("desk", changed, db=tmp_path / "record.db", summaries=Notes("A new summary.").model)
@@ -156,13 +156,13 @@ async def test_the_recorded_requests_of_a_session_are_those_that_were_sent(tmp_p
     _, first = await session(tmp_path / "record.db", Notes("All went on as planned."))
     second = await recorded_async("desk", db=tmp_path / "record.db")
     assert texts(second) == texts(first)
-    assert [one.turn for one in second.requests] == [one.turn for one in first.requests]
-    assert [one.said for one in second.requests] == [one.said for one in first.requests]
-    assert [one.number for one in second.rewrites()] == [one.number for one in first.rewrites()]
+    assert [request.turn for request in second.requests] == [request.turn for request in first.requests]
+    assert [request.said for request in second.requests] == [request.said for request in first.requests]
+    assert [request.number for request in second.rewrites()] == [request.number for request in first.rewrites()]
     second.assert_within(budget=2_000, pairs=True)
-    found = failure(lambda: second.assert_in_context("Matter 1:"))
-    assert "step 2 of the cut order" in str(found) and "for a budget of 2,000" in str(found)
-    assert "would keep it: pin(…, 'm0')" in str(found) and "would keep it: budget=" in str(found)
+    error = failure(lambda: second.assert_in_context("Matter 1:"))
+    assert "step 2 of the cut order" in str(error) and "for a budget of 2,000" in str(error)
+    assert "would keep it: pin(…, 'm0')" in str(error) and "would keep it: budget=" in str(error)
 
 
 @pytest.mark.parametrize("table", ["nodes", "contents"])
@@ -235,7 +235,7 @@ def test_a_recording_that_was_cut_off_is_damaged_and_a_missing_one_is_named(
 def test_an_answer_that_was_aborted_is_replayed_as_it_is() -> None:
     first, second = (user(text) for text in ("Look.", "Look again."))
     conversation = replay([first, assistant(), second, assistant("Done."), user("Why?"), assistant("So.")], Agent())
-    assert [len(one.messages) for one in conversation.requests] == [1, 3, 5]
+    assert [len(request.messages) for request in conversation.requests] == [1, 3, 5]
     assert conversation.requests[2].messages[1].parts == []
     assert len(conversation.raw) == 6 and "aborted" not in str(conversation.raw)
 
