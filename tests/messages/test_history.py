@@ -62,13 +62,13 @@ def test_a_history_knows_its_messages_prices_and_names_by_position() -> None:
     messages = [user("hello there"), assistant("hi"), user("bye")]
     history = reader()[0].read(messages)
     assert list(history.messages) == messages
-    assert history.tokens == sum(one.tokens for one in history.readings) == history.sums[-1]
+    assert history.tokens == sum(reading.tokens for reading in history.readings) == history.sums[-1]
     assert history.sums[1] == history.readings[0].tokens
     assert history.tip == history.ids[2]
     assert history.text(1) == "hi"
     assert history.body(1) == message_body(messages[1])
-    assert [(at, item.text) for at, item in history.items(1)] == [(1, "hi"), (2, "bye")]
-    assert [at for at, _ in history.items(0, 2)] == [0, 1]
+    assert [(position, item.text) for position, item in history.items(1)] == [(1, "hi"), (2, "bye")]
+    assert [position for position, _ in history.items(0, 2)] == [0, 1]
 
 
 def test_a_reading_lists_calls_answers_and_prompts() -> None:
@@ -228,9 +228,9 @@ def test_the_last_messages_of_a_request_may_have_been_edited_by_the_host() -> No
 def test_a_branch_shares_names_up_to_where_it_parts() -> None:
     messages = long_history(2)
     fork = [*messages[:5], user("something else")]
-    one, other = reader()[0].read(messages), reader()[0].read(fork)
-    assert one.ids[:5] == other.ids[:5]
-    assert one.ids[5] != other.ids[5]
+    history, other = reader()[0].read(messages), reader()[0].read(fork)
+    assert history.ids[:5] == other.ids[:5]
+    assert history.ids[5] != other.ids[5]
 
 
 def test_many_readers_and_orders_give_the_same_names() -> None:
@@ -247,11 +247,11 @@ def test_deleted_messages_are_forgotten() -> None:
     read, _ = reader()
     message = user("short lived")
     read.one(message)
-    known = read._seen  # pyright: ignore[reportPrivateUsage]
-    assert id(message) in known
+    seen = read._seen  # pyright: ignore[reportPrivateUsage]
+    assert id(message) in seen
     del message
     gc.collect()
-    assert not known
+    assert not seen
 
 
 def test_contents_are_remembered_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +273,7 @@ def test_bodies_restore_a_history_without_loss(history: list[ModelMessage]) -> N
         loaded = load_messages([message_body(message) for message in history])
         again = load_messages([message_body(message) for message in loaded])
     assert snapshot(again) == snapshot(loaded)
-    assert [one.kind for one in loaded] == [one.kind for one in history]
+    assert [message.kind for message in loaded] == [message.kind for message in history]
 
 
 @given(histories(surrogates=True))

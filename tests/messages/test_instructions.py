@@ -119,9 +119,9 @@ if (!token) { return never; } // always
 def test_binding_instructions_are_found_with_high_recall_and_precision() -> None:
     missed = [sentence for sentence in BINDING if not instruction_sentences(sentence)]
     wrong = [sentence for sentence in PASSING if instruction_sentences(sentence)]
-    found = len(BINDING) - len(missed)
-    assert found / (found + len(wrong)) >= 0.95, wrong
-    assert found / len(BINDING) >= 0.9, missed
+    hits = len(BINDING) - len(missed)
+    assert hits / (hits + len(wrong)) >= 0.95, wrong
+    assert hits / len(BINDING) >= 0.9, missed
 
 
 @pytest.mark.parametrize("said", ["The job must never run at night", "Don't touch the tests", "Always use tabs"])

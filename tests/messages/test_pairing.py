@@ -36,24 +36,24 @@ def test_a_repeated_call_id_gives_up_its_open_call() -> None:
 
 def test_calls_of_one_response_that_share_an_id_are_answered_in_order() -> None:
     calls = assistant(call("look", "x"), call("look", "x"), call("look", "x"))
-    found = paired(user("a"), calls, user(answer("x"), answer("x")), user(answer("x")), user("b"))
-    assert found.pairs == ((1, 2), (1, 2), (1, 3))
-    assert not found.broken and not found.waiting
-    found = paired(user("a"), calls, user(answer("x"), answer("x")), assistant(call("look", "x")), user(answer("x")))
-    assert found.pairs == ((1, 2), (1, 2), (3, 4))
-    assert found.broken == {1: frozenset({2})}
+    pairing = paired(user("a"), calls, user(answer("x"), answer("x")), user(answer("x")), user("b"))
+    assert pairing.pairs == ((1, 2), (1, 2), (1, 3))
+    assert not pairing.broken and not pairing.waiting
+    pairing = paired(user("a"), calls, user(answer("x"), answer("x")), assistant(call("look", "x")), user(answer("x")))
+    assert pairing.pairs == ((1, 2), (1, 2), (3, 4))
+    assert pairing.broken == {1: frozenset({2})}
 
 
 def test_orphans_repetitions_and_unanswered_calls_are_broken() -> None:
-    found = paired(
+    pairing = paired(
         user(answer("nobody"), "a"),
         assistant("wait", call("look", "x"), call("look", "lost")),
         user(answer("x"), answer("x")),
         assistant("b"),
         user("c"),
     )
-    assert found.broken == {0: frozenset({0}), 1: frozenset({2}), 2: frozenset({1})}
-    assert found.waiting
+    assert pairing.broken == {0: frozenset({0}), 1: frozenset({2}), 2: frozenset({1})}
+    assert pairing.waiting
 
 
 def test_an_answer_before_its_call_is_not_paired() -> None:
@@ -69,8 +69,8 @@ def test_a_retry_prompt_answers_its_call() -> None:
 
 def test_native_calls_are_paired_apart_from_functions_of_the_same_id() -> None:
     asked, told = native_pair("x", "news")
-    found = paired(user("a"), assistant(asked, told, call("look", "x")), user(answer("x")))
-    assert found.pairs == ((1, 1), (1, 2))
+    pairing = paired(user("a"), assistant(asked, told, call("look", "x")), user(answer("x")))
+    assert pairing.pairs == ((1, 1), (1, 2))
     assert paired(user("a"), assistant(told, "b"), user("c")).broken == {1: frozenset({0})}
     assert paired(user("a"), assistant(asked, "b"), user("c")).broken == {1: frozenset({0})}
 
@@ -83,9 +83,9 @@ def test_thinking_that_signs_only_a_broken_call_is_broken_too() -> None:
 
 
 def test_a_last_request_without_partners_is_reported_as_unpaired() -> None:
-    found = paired(user("a"), assistant("b"), user(answer("nobody")))
-    assert found.unpaired == 2
-    assert found.waiting
+    pairing = paired(user("a"), assistant("b"), user(answer("nobody")))
+    assert pairing.unpaired == 2
+    assert pairing.waiting
     assert paired(user("a"), assistant("b"), user(answer("nobody"), "c")).unpaired is None
     assert paired(user("a"), assistant(call("look", "x"))).unpaired is None
 
@@ -108,11 +108,13 @@ def test_a_pairing_is_recomputed_after_an_open_call_or_for_another_history(made:
 
 @given(histories())
 def test_every_exchange_is_paired_once_or_broken(history: list[ModelMessage]) -> None:
-    found = read(history)
-    pairing = pair(found)
-    exchanges = sum(item.call_id is not None for _, item in found.items())
+    parsed = read(history)
+    pairing = pair(parsed)
+    exchanges = sum(item.call_id is not None for _, item in parsed.items())
     broken = sum(
-        found.readings[index].items[at].call_id is not None for index, parts in pairing.broken.items() for at in parts
+        parsed.readings[index].items[position].call_id is not None
+        for index, parts in pairing.broken.items()
+        for position in parts
     )
     assert 2 * len(pairing.pairs) + broken == exchanges
     assert all(call <= answered for call, answered in pairing.pairs)

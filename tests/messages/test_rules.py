@@ -51,7 +51,7 @@ def test_a_repeated_rule_counts_at_its_last_position() -> None:
         assistant("ok"),
         user("never use TABS."),
     ]
-    assert [(one.position, one.text) for one in found(messages)] == [(2, "Always test."), (4, "never use TABS.")]
+    assert [(rule.position, rule.text) for rule in found(messages)] == [(2, "Always test."), (4, "never use TABS.")]
 
 
 def test_a_sentence_too_long_to_repeat_gives_none() -> None:
@@ -62,10 +62,10 @@ def test_a_sentence_too_long_to_repeat_gives_none() -> None:
 @given(messages=histories())
 def test_every_rule_of_any_history_is_one_line_of_a_user(messages: list[ModelMessage]) -> None:
     history = Reader(TokenCounter(len)).read(messages)
-    for one in found(messages):
-        said = " ".join(item.text for item in history.readings[one.position].items if item.mark is None)
-        assert "\n" not in one.text and len(one.text) <= 400
-        assert all(end in one_line(said, len(said)) or len(said) > 40_000 for end in one.text.split("…"))
+    for rule in found(messages):
+        said = " ".join(item.text for item in history.readings[rule.position].items if item.mark is None)
+        assert "\n" not in rule.text and len(rule.text) <= 400
+        assert all(end in one_line(said, len(said)) or len(said) > 40_000 for end in rule.text.split("…"))
 
 
 def test_rules_are_found_with_high_recall_and_precision() -> None:
@@ -157,9 +157,9 @@ def test_words_of_others_and_news_are_no_rules(sentence: str) -> None:
 
 def test_friends_who_chat_give_no_rules() -> None:
     said = ["I went to the lake with my kids.", "My sister visited us.", "I felt so proud!", "I bought a new bike."]
-    talk = [one for text in said for one in (user("Don't ever skip the lake trail."), assistant(text))]
+    talk = [message for text in said for message in (user("Don't ever skip the lake trail."), assistant(text))]
     assert find_rules(Reader(TokenCounter(len)).read(talk)).between_people
-    served = [one for _ in said for one in (user("Don't ever skip the lake trail."), assistant("I will not."))]
+    served = [message for _ in said for message in (user("Don't ever skip the lake trail."), assistant("I will not."))]
     assert not find_rules(Reader(TokenCounter(len)).read(served)).between_people
 
 

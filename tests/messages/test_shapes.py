@@ -50,8 +50,8 @@ def test_a_shape_does_not_change_the_message_and_is_priced_by_the_result(
     for message in history:
         reading = reader.one(message)
         left = apply_shape(message, reading, shape, counter)
-        known = price(message, reading, shape, counter)
-        assert known == (sum(item.tokens for item in read_items(left, counter)) if left else 0)
+        tokens = price(message, reading, shape, counter)
+        assert tokens == (sum(item.tokens for item in read_items(left, counter)) if left else 0)
         assert left is None or left.parts
         assert left is None or type(left) is type(message)
     assert snapshot(history) == before

@@ -107,10 +107,10 @@ def test_a_long_result_shows_its_first_telling_line_and_the_number_of_other_line
 
 
 def test_a_json_result_shows_its_key_scalars() -> None:
-    found = {"address": {"zip": 1}, "email": "a@example.org", "reservations": ["AB1", "CD2"], "user_id": "mia_1"}
-    line = outcome_line(json.dumps(found), failed=False)
+    profile = {"address": {"zip": 1}, "email": "a@example.org", "reservations": ["AB1", "CD2"], "user_id": "mia_1"}
+    line = outcome_line(json.dumps(profile), failed=False)
     assert line == 'user_id=mia_1, email=a@example.org, reservations=["AB1","CD2"], address={1 keys}'
-    assert outcome_line(json.dumps([found, found]), failed=False).startswith("[2 entries] user_id=mia_1")
+    assert outcome_line(json.dumps([profile, profile]), failed=False).startswith("[2 entries] user_id=mia_1")
     assert outcome_line('{"id": 7, "error": "not found"}', failed=True) == "error=not found, id=7"
 
 

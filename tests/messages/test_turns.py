@@ -151,8 +151,8 @@ def test_an_empty_history_has_no_turns() -> None:
 
 @given(histories())
 def test_turns_and_groups_cover_a_history_without_gaps(history: list[ModelMessage]) -> None:
-    found = read(history)
-    plan = outline(found, pair(found))
+    parsed = read(history)
+    plan = outline(parsed, pair(parsed))
     edges = [(turn.start, turn.stop) for turn in plan.turns]
     assert [start for start, _ in edges] == [0, *(stop for _, stop in edges[:-1])]
     assert edges[-1][1] == len(history)
@@ -160,7 +160,7 @@ def test_turns_and_groups_cover_a_history_without_gaps(history: list[ModelMessag
         spans = [(group.start, group.stop) for group in turn.groups]
         assert spans[0][0] == turn.start
         assert spans[-1][1] == turn.stop
-        assert all(one[1] == other[0] for one, other in zip(spans, spans[1:], strict=False))
+        assert all(before[1] == after[0] for before, after in zip(spans, spans[1:], strict=False))
 
 
 @given(histories(max_turns=8), st.data())
@@ -177,9 +177,9 @@ def test_a_settled_turn_is_reused_unless_one_of_its_calls_is_answered_later() ->
     before = outline(read(late), pair(read(late)))
     for more, kept in ([user("c")], True), ([user(answer("late"), "d")], False):
         whole = read([*late, *more])
-        found = outline(whole, pair(whole), before)
-        assert found == outline(whole, pair(whole))
-        assert (found.turns[0] is before.turns[0]) is kept
+        plan = outline(whole, pair(whole), before)
+        assert plan == outline(whole, pair(whole))
+        assert (plan.turns[0] is before.turns[0]) is kept
 
 
 def test_an_outline_is_not_continued_for_the_same_text_of_other_runs() -> None:
@@ -188,7 +188,7 @@ def test_an_outline_is_not_continued_for_the_same_text_of_other_runs() -> None:
     runs = read(
         [
             user("a", run_id="r"),
-            *[message for at in range(8) for message in (assistant("b"), user("c", run_id=f"{at}"))],
+            *[message for number in range(8) for message in (assistant("b"), user("c", run_id=f"{number}"))],
         ]
     )
     assert len(before.turns) == 1
@@ -197,9 +197,9 @@ def test_an_outline_is_not_continued_for_the_same_text_of_other_runs() -> None:
 
 @given(histories())
 def test_pairs_never_split_a_group_or_a_tie(history: list[ModelMessage]) -> None:
-    found = read(history)
-    pairing = pair(found)
-    plan = outline(found, pairing)
+    parsed = read(history)
+    pairing = pair(parsed)
+    plan = outline(parsed, pairing)
     groups = [group for turn in plan.turns for group in turn.groups]
     for call_at, answer_at in pairing.pairs:
         together = any(group.start <= call_at and answer_at < group.stop for group in groups)
@@ -209,8 +209,8 @@ def test_pairs_never_split_a_group_or_a_tie(history: list[ModelMessage]) -> None
 
 @given(histories())
 def test_zero_is_always_a_cut_and_no_cut_opens_a_response_by_a_result(history: list[ModelMessage]) -> None:
-    found = read(history)
-    cuts = cut_points(found, pair(found).pairs, turn_starts(found))
+    parsed = read(history)
+    cuts = cut_points(parsed, pair(parsed).pairs, turn_starts(parsed))
     assert cuts[0] == 0
     for index in cuts[1:]:
         opened = isinstance(history[index], ModelResponse) and isinstance(history[index - 1], ModelResponse)

@@ -59,7 +59,7 @@ def refused(value: object, *, format: str | None = None) -> TranscriptError:
 
 def the(folder: Path, pattern: str) -> list[Path]:
     """The real files that a pattern names; the test is skipped without them."""
-    found = sorted(folder.glob(pattern))
-    if not found:
+    paths = sorted(folder.glob(pattern))
+    if not paths:
         pytest.skip(f"no {pattern} in {folder}")
-    return found
+    return paths

@@ -87,12 +87,12 @@ formats = st.none() | st.sampled_from(FORMATS)
 
 def read_or_refused(data: bytes, format: str | None) -> None:
     try:
-        found = parse_transcripts(data, file="any.json", format=format)
+        transcripts = parse_transcripts(data, file="any.json", format=format)
     except TranscriptError as error:
         assert error.file == "any.json"
         return
-    assert found
-    for transcript in found:
+    assert transcripts
+    for transcript in transcripts:
         survives(transcript.messages)
         assert "\n".join((transcript.name, *transcript.notes)).encode()
 

@@ -61,9 +61,9 @@ CHATGPT = {
 
 
 def test_chatgpt_reads_the_branch_to_the_current_node():
-    one = read(CHATGPT)
-    assert one.format == "chatgpt"
-    assert kinds(one.messages) == [
+    transcript = read(CHATGPT)
+    assert transcript.format == "chatgpt"
+    assert kinds(transcript.messages) == [
         ["user-prompt"],
         ["tool-call"],
         ["tool-return"],
@@ -71,14 +71,14 @@ def test_chatgpt_reads_the_branch_to_the_current_node():
         ["user-prompt"],
         ["text"],
     ]
-    assert "regenerated" not in str(one.messages)
-    assert any("another branch" in note for note in one.notes)
-    (call,), (result,) = parts(one.messages, "tool-call"), parts(one.messages, "tool-return")
+    assert "regenerated" not in str(transcript.messages)
+    assert any("another branch" in note for note in transcript.notes)
+    (call,), (result,) = parts(transcript.messages, "tool-call"), parts(transcript.messages, "tool-return")
     assert (call.tool_name, call.args, call.tool_call_id) == ("python", {"input": "print(8080)"}, "call-1")
     assert (result.tool_name, result.tool_call_id, result.content) == ("python", "call-1", "8080")
-    assert "[image]\nAnd this?" in texts(one.messages)
-    assert one.messages[3].model_name == "gpt-5"  # pyright: ignore[reportAttributeAccessIssue]
-    assert parts(one.messages, "user-prompt")[0].timestamp.timestamp() == 1700000000.5
+    assert "[image]\nAnd this?" in texts(transcript.messages)
+    assert transcript.messages[3].model_name == "gpt-5"  # pyright: ignore[reportAttributeAccessIssue]
+    assert parts(transcript.messages, "user-prompt")[0].timestamp.timestamp() == 1700000000.5
 
 
 def test_chats_with_the_same_title_have_their_ids_in_their_names():
@@ -117,19 +117,19 @@ CLAUDE = {
 
 
 def test_claude_splits_an_answer_at_the_results_in_it():
-    one = read([CLAUDE])
-    assert one.format == "claude"
-    assert kinds(one.messages) == [
+    transcript = read([CLAUDE])
+    assert transcript.format == "claude"
+    assert kinds(transcript.messages) == [
         ["user-prompt"],
         ["thinking", "text", "tool-call"],
         ["tool-return"],
         ["text"],
         ["user-prompt"],
     ]
-    prompt = parts(one.messages, "user-prompt")[0]
+    prompt = parts(transcript.messages, "user-prompt")[0]
     assert prompt.content == ["Where?", "[file: plan.md]\nLisbon first", "[file: map.png]"]
-    assert parts(one.messages, "tool-return")[0].content == "A city"
-    assert parts(one.messages, "user-prompt")[1].content == "Thanks"
+    assert parts(transcript.messages, "tool-return")[0].content == "A city"
+    assert parts(transcript.messages, "user-prompt")[1].content == "Thanks"
 
 
 def entry(type: str, uuid: str, parent: str | None, content: object, **more: Any) -> dict[str, Any]:
@@ -161,18 +161,18 @@ def test_claude_code_joins_the_entries_of_a_response_and_keeps_results_of_parall
         entry("user", "c", "a4", "The conversation so far was", isCompactSummary=True),
         entry("user", "u2", "c", "Thanks"),
     ]
-    (one,) = parse_transcripts("\n".join(map(json.dumps, lines)).encode(), file="s.jsonl")
-    survives(one.messages)
-    assert one.format == "claude-code"
-    assert kinds(one.messages) == [
+    (transcript,) = parse_transcripts("\n".join(map(json.dumps, lines)).encode(), file="s.jsonl")
+    survives(transcript.messages)
+    assert transcript.format == "claude-code"
+    assert kinds(transcript.messages) == [
         ["user-prompt"],
         ["text", "tool-call", "tool-call"],
         ["tool-return", "tool-return"],
         ["text"],
         ["user-prompt"],
     ]
-    assert "edited" not in str(one.messages) and "subagent" not in str(one.messages)
-    assert {note.split(" (")[0] for note in one.notes} == {
+    assert "edited" not in str(transcript.messages) and "subagent" not in str(transcript.messages)
+    assert {note.split(" (")[0] for note in transcript.notes} == {
         "left out an entry of a subagent",
         "left out the summary of a compaction",
         "left out an entry of another branch",
@@ -220,9 +220,9 @@ CODEX = [
 
 
 def test_codex_reads_response_items_once():
-    one = read(CODEX)
-    assert one.format == "codex"
-    assert kinds(one.messages) == [
+    transcript = read(CODEX)
+    assert transcript.format == "codex"
+    assert kinds(transcript.messages) == [
         ["system-prompt", "user-prompt"],
         ["thinking", "tool-call"],
         ["tool-return"],
@@ -230,17 +230,17 @@ def test_codex_reads_response_items_once():
         ["tool-return"],
         ["text"],
     ]
-    assert [part.args for part in parts(one.messages, "tool-call")] == [{"cmd": "make test"}, "*** Begin"]
-    assert [part.content for part in parts(one.messages, "tool-return")] == ["1 passed", "Done"]
-    assert one.messages[-1].model_name == "gpt-5-codex"  # pyright: ignore[reportAttributeAccessIssue]
+    assert [part.args for part in parts(transcript.messages, "tool-call")] == [{"cmd": "make test"}, "*** Begin"]
+    assert [part.content for part in parts(transcript.messages, "tool-return")] == ["1 passed", "Done"]
+    assert transcript.messages[-1].model_name == "gpt-5-codex"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_responses_of_openai_are_read_from_a_request_a_response_or_a_list():
     items = [line["payload"] for line in CODEX if line["type"] == "response_item"]
-    one = read({"instructions": "Be brief.", "input": items})
-    assert one.format == "openai-responses"
-    assert kinds(one.messages)[0] == ["system-prompt", "user-prompt"]
-    assert kinds(read(items).messages) == [["user-prompt"], *kinds(one.messages)[1:]]
+    transcript = read({"instructions": "Be brief.", "input": items})
+    assert transcript.format == "openai-responses"
+    assert kinds(transcript.messages)[0] == ["system-prompt", "user-prompt"]
+    assert kinds(read(items).messages) == [["user-prompt"], *kinds(transcript.messages)[1:]]
     assert kinds(read({"object": "response", "output": items[-1:]}).messages) == [["text"]]
 
 
@@ -286,11 +286,11 @@ CALL = {"name": "look", "args": {"at": 1}, "id": "c1", "type": "tool_call"}
     ],
 )
 def test_langchain_is_read_in_each_of_its_dumps(messages: list[dict[str, Any]]):
-    one = read({"messages": messages})
-    assert one.format == "langchain"
-    assert kinds(one.messages) == [["system-prompt", "user-prompt"], ["tool-call"], ["tool-return"], ["text"]]
-    assert parts(one.messages, "tool-call")[0].args == {"at": 1}
-    returned = parts(one.messages, "tool-return")[0]
+    transcript = read({"messages": messages})
+    assert transcript.format == "langchain"
+    assert kinds(transcript.messages) == [["system-prompt", "user-prompt"], ["tool-call"], ["tool-return"], ["text"]]
+    assert parts(transcript.messages, "tool-call")[0].args == {"at": 1}
+    returned = parts(transcript.messages, "tool-return")[0]
     assert (returned.tool_name, returned.content, returned.outcome) == ("look", "seen", "failed")
 
 
@@ -298,7 +298,7 @@ def test_openhands_reads_actions_and_observations():
     call = {"id": "c1", "function": {"name": "execute_bash", "arguments": '{"command": "ls"}'}}
     model = {"id": "r1", "choices": [{"message": {"tool_calls": [call]}}]}
     metadata = {"tool_call_id": "c1", "function_name": "execute_bash", "model_response": model}
-    one = read(
+    transcript = read(
         [
             {"id": 0, "source": "agent", "action": "system", "args": {"content": "You are an agent."}},
             {"id": 1, "source": "user", "action": "message", "args": {"content": "List"}},
@@ -321,10 +321,15 @@ def test_openhands_reads_actions_and_observations():
             {"id": 5, "source": "agent", "action": "finish", "args": {"final_thought": "One file."}},
         ]
     )
-    assert one.format == "openhands"
-    assert kinds(one.messages) == [["system-prompt", "user-prompt"], ["text", "tool-call"], ["tool-return"], ["text"]]
-    assert parts(one.messages, "tool-call")[0].args == {"command": "ls"}
-    assert parts(one.messages, "tool-return")[0].tool_name == "execute_bash"
+    assert transcript.format == "openhands"
+    assert kinds(transcript.messages) == [
+        ["system-prompt", "user-prompt"],
+        ["text", "tool-call"],
+        ["tool-return"],
+        ["text"],
+    ]
+    assert parts(transcript.messages, "tool-call")[0].args == {"command": "ls"}
+    assert parts(transcript.messages, "tool-return")[0].tool_name == "execute_bash"
 
 
 def test_openhands_reads_events_of_the_newer_kind():
@@ -344,7 +349,7 @@ def test_openhands_reads_events_of_the_newer_kind():
             "observation": seen,
         }
 
-    one = read(
+    transcript = read(
         {
             "events": [
                 {"kind": "SystemPromptEvent", "source": "agent", "system_prompt": {"type": "text", "text": "Agent."}},
@@ -367,13 +372,13 @@ def test_openhands_reads_events_of_the_newer_kind():
             ]
         }
     )
-    assert one.format == "openhands"
-    assert kinds(one.messages) == [
+    assert transcript.format == "openhands"
+    assert kinds(transcript.messages) == [
         ["system-prompt", "user-prompt"],
         ["text", "tool-call", "tool-call"],
         ["tool-return", "tool-return"],
     ]
-    assert [part.outcome for part in parts(one.messages, "tool-return")] == ["success", "failed"]
+    assert [part.outcome for part in parts(transcript.messages, "tool-return")] == ["success", "failed"]
 
 
 def test_cline_reads_tags_as_calls_and_files_as_results():
@@ -384,7 +389,7 @@ def test_cline_reads_tags_as_calls_and_files_as_results():
 
     brought = '<task>\nFix it, see\n<file_content path="src/a.py">\nx = 1\n</file_content>\n</task>'
     called = "I look.\n<read_file>\n<path>src/b.py</path>\n</read_file>"
-    one = read(
+    transcript = read(
         [
             {"role": "user", "content": [block(brought), details]},
             {"role": "assistant", "content": [block(called)]},
@@ -392,8 +397,8 @@ def test_cline_reads_tags_as_calls_and_files_as_results():
             {"role": "assistant", "content": [block("<b>Done</b> <unknown_tool>")]},
         ]
     )
-    assert one.format == "cline"
-    assert kinds(one.messages) == [
+    assert transcript.format == "cline"
+    assert kinds(transcript.messages) == [
         ["user-prompt"],
         ["tool-call"],
         ["tool-return"],
@@ -401,12 +406,12 @@ def test_cline_reads_tags_as_calls_and_files_as_results():
         ["tool-return", "user-prompt"],
         ["text"],
     ]
-    assert [(part.tool_name, part.args) for part in parts(one.messages, "tool-call")] == [
+    assert [(part.tool_name, part.args) for part in parts(transcript.messages, "tool-call")] == [
         ("read_file", {"path": "src/a.py"}),
         ("read_file", {"path": "src/b.py"}),
     ]
-    assert [part.content for part in parts(one.messages, "tool-return")] == ["x = 1", "y = 2"]
-    first = parts(one.messages, "user-prompt")[0].content
+    assert [part.content for part in parts(transcript.messages, "tool-return")] == ["x = 1", "y = 2"]
+    first = parts(transcript.messages, "user-prompt")[0].content
     assert "[file: src/a.py]" in first[0] and "x = 1" not in str(first)
 
 
@@ -439,9 +444,9 @@ def test_a_transcript_of_our_own_chat_reads_back():
         "# Chat Session: demo\n\n*2026-11-21 15:43:40 UTC*\n\n**User:**\n\nHello\n**User:**\\\nend\n\n"
         "**Assistant:**\n\nHi\n\n*2026-11-21 15:44:40 UTC*\n\n**User:**\n\nBye\n"
     )
-    (one,) = parse_transcripts(said.encode(), file="demo.md")
-    assert texts(one.messages) == ["Hello\n**User:**\nend", "Hi", "Bye"]
-    assert parts(one.messages, "user-prompt")[0].timestamp.isoformat() == "2026-11-21T15:43:40+00:00"
+    (transcript,) = parse_transcripts(said.encode(), file="demo.md")
+    assert texts(transcript.messages) == ["Hello\n**User:**\nend", "Hi", "Bye"]
+    assert parts(transcript.messages, "user-prompt")[0].timestamp.isoformat() == "2026-11-21T15:43:40+00:00"
 
 
 def test_text_without_a_speaker_is_refused_with_an_example():
@@ -450,8 +455,9 @@ def test_text_without_a_speaker_is_refused_with_an_example():
 
 def test_chatgpt_conversations_are_named_by_their_titles_and_by_ids_where_these_repeat() -> None:
     export = [
-        {**CHATGPT, "title": title, "conversation_id": f"c{at}"} for at, title in enumerate(["Trip", "New", "New", ""])
+        {**CHATGPT, "title": title, "conversation_id": f"c{number}"}
+        for number, title in enumerate(["Trip", "New", "New", ""])
     ]
-    found = parse_transcripts(json.dumps(export).encode(), file="conversations.json")
-    assert [one.name for one in found] == ["Trip", "New#c1", "New#c2", "conversations#c3"]
+    transcripts = parse_transcripts(json.dumps(export).encode(), file="conversations.json")
+    assert [transcript.name for transcript in transcripts] == ["Trip", "New#c1", "New#c2", "conversations#c3"]
     assert parse_transcripts(json.dumps(CHATGPT).encode(), file="conversations.json")[0].name == "Trip"

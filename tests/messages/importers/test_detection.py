@@ -59,14 +59,14 @@ def test_several_conversations_are_named_by_their_index(value: object):
 
 
 def test_several_conversations_are_named_by_their_ids_where_each_has_its_own():
-    assert [one.name for one in read_all([{"id": n, "messages": [HELLO]} for n in ("x", "y")])] == [
+    assert [transcript.name for transcript in read_all([{"id": n, "messages": [HELLO]} for n in ("x", "y")])] == [
         "sample#x",
         "sample#y",
     ]
     same = [{"id": "x", "task_id": n, "messages": [HELLO]} for n in (7, 8)]
-    assert [one.name for one in read_all(same)] == ["sample#7", "sample#8"]
+    assert [transcript.name for transcript in read_all(same)] == ["sample#7", "sample#8"]
     lines = [{"id": id, "messages": [HELLO]} for id in ("a\nb", "c")]
-    assert [one.name for one in read_all(lines)] == ["sample#a b", "sample#c"], "a name is one line"
+    assert [transcript.name for transcript in read_all(lines)] == ["sample#a b", "sample#c"], "a name is one line"
 
 
 def test_jsonl_holds_a_message_or_a_conversation_a_line():

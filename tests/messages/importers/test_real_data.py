@@ -26,12 +26,14 @@ def runs(roles: Iterable[str], role: str) -> int:
 
 def test_every_tau_bench_conversation_is_read(data_folder: Path):
     (path,) = the(data_folder, "tau_bench/airline.json")
-    raw = [one["traj"] for one in json.loads(path.read_text())]
-    found = read_transcripts(path)
-    assert len(found) == len(raw) == 100
-    assert {one.format for one in found} == {"openai"} and not any(one.notes for one in found)
-    assert len({one.name for one in found}) == 100
-    for transcript, messages in zip(found, raw, strict=True):
+    raw = [task["traj"] for task in json.loads(path.read_text())]
+    transcripts = read_transcripts(path)
+    assert len(transcripts) == len(raw) == 100
+    assert {transcript.format for transcript in transcripts} == {"openai"} and not any(
+        transcript.notes for transcript in transcripts
+    )
+    assert len({transcript.name for transcript in transcripts}) == 100
+    for transcript, messages in zip(transcripts, raw, strict=True):
         roles = Counter(message["role"] for message in messages)
         leading = sum(
             a["role"] == "system" and b["role"] != "assistant" for a, b in zip(messages, messages[1:], strict=False)
