@@ -199,24 +199,24 @@ async def run(agent: Agent[Any, Any], prompt: Any, **given: Any) -> Ran:
     return ran(await agent.run(prompt, **given))
 
 
-async def run_stream(agent: Agent[Any, Any], prompt: Any, **given: Any) -> Ran:
-    async with agent.run_stream(prompt, **given) as stream:
+async def run_stream(agent: Agent[Any, Any], prompt: Any, **options: Any) -> Ran:
+    async with agent.run_stream(prompt, **options) as stream:
         output = await stream.get_output()
         done = ran(stream)
     done.output = output
     return done
 
 
-async def run_iter(agent: Agent[Any, Any], prompt: Any, **given: Any) -> Ran:
-    async with agent.iter(prompt, **given) as steps:
+async def run_iter(agent: Agent[Any, Any], prompt: Any, **options: Any) -> Ran:
+    async with agent.iter(prompt, **options) as steps:
         async for _ in steps:
             pass
     assert steps.result is not None
     return ran(steps.result)
 
 
-async def run_node_stream(agent: Agent[Any, Any], prompt: Any, **given: Any) -> Ran:
-    async with agent.iter(prompt, **given) as steps:
+async def run_node_stream(agent: Agent[Any, Any], prompt: Any, **options: Any) -> Ran:
+    async with agent.iter(prompt, **options) as steps:
         async for node in steps:
             if Agent.is_model_request_node(node):
                 async with node.stream(steps.ctx) as stream:
@@ -226,9 +226,9 @@ async def run_node_stream(agent: Agent[Any, Any], prompt: Any, **given: Any) -> 
     return ran(steps.result)
 
 
-async def run_events(agent: Agent[Any, Any], prompt: Any, **given: Any) -> Ran:
+async def run_events(agent: Agent[Any, Any], prompt: Any, **options: Any) -> Ran:
     last: Any = None
-    events = agent.run_stream_events(prompt, **given)
+    events = agent.run_stream_events(prompt, **options)
     if hasattr(events, "__aenter__"):
         async with events as stream:
             async for event in stream:

@@ -78,9 +78,9 @@ class AnthropicServer(LoopbackServer):
     def _check_thinking(self, turns: Turns, *, needed: bool) -> None:
         """Thinking is as it was issued, and leads the response whose results come last."""
         for index, (_, blocks) in enumerate(turns):
-            for at, block in enumerate(blocks):
+            for position, block in enumerate(blocks):
                 if block["type"] == "thinking" and self._signed.get(block.get("signature", "")) != block["thinking"]:
-                    raise Refusal(f"messages.{index}.content.{at}: Invalid `signature` in `thinking` block")
+                    raise Refusal(f"messages.{index}.content.{position}: Invalid `signature` in `thinking` block")
         last = len(turns) - 2
         if needed and turns[-1][1][0]["type"] == "tool_result" and turns[last][1][0]["type"] != "thinking":
             text = (
@@ -226,26 +226,26 @@ def _answer_all(waiting: list[str], blocks: Blocks, index: int) -> None:
         text = f"`tool_use` ids were found without `tool_result` blocks immediately after: {', '.join(missing)}."
         text += " Each `tool_use` block must have a corresponding `tool_result` block in the next message."
         raise Refusal(f"messages.{index - 1}: {text}")
-    for at, ident in enumerate(results):
+    for position, ident in enumerate(results):
         if ident not in waiting:
             text = f"unexpected `tool_use_id` found in `tool_result` blocks: {ident}."
             text += " Each `tool_result` block must have a corresponding `tool_use` block in the previous message."
-            raise Refusal(f"messages.{index}.content.{at}: {text}")
+            raise Refusal(f"messages.{index}.content.{position}: {text}")
         if results.count(ident) > 1:
             text = f"each tool_use must have a single result. Found multiple `tool_result` blocks with id: {ident}"
-            raise Refusal(f"messages.{index}.content.{at}: {text}")
+            raise Refusal(f"messages.{index}.content.{position}: {text}")
 
 
 def native_results_follow_their_calls(turns: Turns) -> None:
     for index, (_, blocks) in enumerate(turns):
         called: set[str] = set()
-        for at, block in enumerate(blocks):
+        for position, block in enumerate(blocks):
             if block["type"] == "server_tool_use":
                 called.add(block["id"])
             elif block["type"].endswith("_tool_result") and block["tool_use_id"] not in called:
                 text = f"unexpected `tool_use_id` found in `{block['type']}` blocks: {block['tool_use_id']}."
                 text += " Each such block must have a corresponding `server_tool_use` block before it."
-                raise Refusal(f"messages.{index}.content.{at}: {text}")
+                raise Refusal(f"messages.{index}.content.{position}: {text}")
 
 
 RULES: tuple[Callable[[Turns], None], ...] = (

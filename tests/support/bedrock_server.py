@@ -39,8 +39,8 @@ class BedrockServer(LoopbackServer):
             aws_secret_access_key="test",
             config=Config(retries={"total_max_attempts": 1}, proxies={}, read_timeout=60),
         )
-        given = {"settings": {"max_tokens": 1_000}, **settings}  # without a limit the host streams
-        return BedrockConverseModel(name, provider=BedrockProvider(bedrock_client=client), **given)
+        options = {"settings": {"max_tokens": 1_000}, **settings}  # without a limit the host streams
+        return BedrockConverseModel(name, provider=BedrockProvider(bedrock_client=client), **options)
 
     def prompt(self, body: Body) -> str:
         converse: Any = body.get("input", {}).get("converse", body)
@@ -48,11 +48,11 @@ class BedrockServer(LoopbackServer):
         return super().prompt({**converse, "tools": tools})
 
     def validate(self, body: Body) -> None:
-        given: Any = body.get("input", {}).get("converse") if "input" in body else body
-        if "input" in body and (unknown := set(given or {}) - COUNTED):
+        request: Any = body.get("input", {}).get("converse") if "input" in body else body
+        if "input" in body and (unknown := set(request or {}) - COUNTED):
             raise Refusal(f"Unknown parameter in input.converse: {sorted(unknown)[0]!r}", kind="ValidationException")
-        roles = [message.get("role") for message in (given or {}).get("messages", ())]
-        if not roles or roles[0] != "user" or any(one == other for one, other in zip(roles, roles[1:], strict=False)):
+        roles = [message.get("role") for message in (request or {}).get("messages", ())]
+        if not roles or roles[0] != "user" or any(role == other for role, other in zip(roles, roles[1:], strict=False)):
             raise Refusal("A conversation must alternate between user and assistant roles.", kind="ValidationException")
 
     def overflow(self, tokens: int, window: int) -> Refusal:

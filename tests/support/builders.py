@@ -73,7 +73,7 @@ def answer(ident: str, content: Any = "ok", /, *, tool: str = "look", **fields: 
 
 def exchange(number: int, *, calls: int = 1, content: Any = None, run_id: str | None = None) -> list[ModelMessage]:
     """One response that calls `look` and the request that answers: ids are `call_<number>`, then `…_1` and so on."""
-    ids = [f"call_{number}" + (f"_{at}" if at else "") for at in range(calls)]
+    ids = [f"call_{number}" + (f"_{index}" if index else "") for index in range(calls)]
     asked = [call("look", ident, path=f"src/file_{number}.py") for ident in ids]
     seen = f"file_{number}.py has {number} lines" if content is None else content
     return [assistant(*asked, run_id=run_id), user(*(answer(ident, seen) for ident in ids), run_id=run_id)]
@@ -100,8 +100,8 @@ WORDS = (
 def prose(number: int, words: int) -> str:
     """That many words, different for every `number`, with a path and an id among them now and then."""
     chosen: list[str] = []
-    for at in range(words):
-        mix = (number * 7919 + at * 104_729) % 1_000_003
+    for index in range(words):
+        mix = (number * 7919 + index * 104_729) % 1_000_003
         if mix % 17 == 0:
             chosen.append(f"src/part_{mix % 97}/file_{number}.py")
         elif mix % 19 == 0:

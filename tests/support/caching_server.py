@@ -15,7 +15,7 @@ class CachingServer(AnthropicServer):
     def _opening(self, body: Body, tokens: int, output: int) -> Body:
         text = prompt_text({name: body.get(name) for name in ("tools", "system", "messages")})
         pairs = enumerate(zip(text, self.before, strict=False))
-        shared = next((at for at, (one, other) in pairs if one != other), min(len(text), len(self.before)))
+        shared = next((index for index, (new, old) in pairs if new != old), min(len(text), len(self.before)))
         self.before, read = text, shared // 4
         opening = super()._opening(body, tokens, output)
         fresh = max(0, len(text) // 4 - read)

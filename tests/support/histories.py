@@ -158,10 +158,10 @@ class _Writer:
         for made in calls:
             fate = self._draw(st.sampled_from(["answered"] * 7 + ["lost", "late", "twice"]))
             if whole or not self._broken or fate in ("answered", "twice"):
-                given = self._answers(made)
-                returned += given
-                self._spent += given[:1]
-                returned += given[:1] if fate == "twice" and self._broken and not whole else []
+                answers = self._answers(made)
+                returned += answers
+                self._spent += answers[:1]
+                returned += answers[:1] if fate == "twice" and self._broken and not whole else []
             elif fate == "late" and not self._wire:
                 self._late.append(made)
         if self._sometimes(8):
@@ -177,14 +177,14 @@ class _Writer:
 
     def _strays(self) -> list[Any]:
         """Results of earlier calls, of calls answered before, and of calls that nobody made."""
-        found: list[Any] = []
+        results: list[Any] = []
         if self._late and self._sometimes(2):
-            found += self._answers(self._late.pop(0))
+            results += self._answers(self._late.pop(0))
         if self._spent and self._sometimes(5):
-            found.append(self._draw(st.sampled_from(self._spent)))
+            results.append(self._draw(st.sampled_from(self._spent)))
         if self._sometimes(8):
-            found.append(answer(f"orphan-{len(self.messages)}", "nobody asked"))
-        return found
+            results.append(answer(f"orphan-{len(self.messages)}", "nobody asked"))
+        return results
 
     def _opening(self) -> list[Any]:
         """Thinking and text before calls; either may be missing."""
@@ -217,8 +217,8 @@ class _Writer:
             told: Any = LoadCapabilityReturnPart(content={"message": "loaded"}, tool_call_id=ident, timestamp=WHEN)
         else:
             asked = ToolSearchCallPart(args={"queries": ["maps"]}, tool_call_id=ident)
-            found: Any = {"discovered_tools": [{"name": "maps_find"}]}
-            told = ToolSearchReturnPart(content=found, tool_call_id=ident, timestamp=WHEN)
+            discovered: Any = {"discovered_tools": [{"name": "maps_find"}]}
+            told = ToolSearchReturnPart(content=discovered, tool_call_id=ident, timestamp=WHEN)
         self._response([asked])
         delta = ToolAvailabilityDeltaPart(tools_added=["maps_find"], tool_call_id=ident)
         self._request([told, delta] if self._sometimes(2) else [told])

@@ -103,11 +103,11 @@ class TemplateServer(OpenAIServer):
     def validate(self, body: Body) -> None:
         super().validate(body)
         turns = [
-            one["role"]
-            for one in body["messages"]
-            if one["role"] in ("user", "assistant") and not one.get("tool_calls")
+            message["role"]
+            for message in body["messages"]
+            if message["role"] in ("user", "assistant") and not message.get("tool_calls")
         ]
-        if any(role != ("user", "assistant")[at % 2] for at, role in enumerate(turns)):
+        if any(role != ("user", "assistant")[index % 2] for index, role in enumerate(turns)):
             raise _refusal("Conversation roles must alternate user/assistant/user/assistant/...")
 
 
@@ -151,8 +151,8 @@ def has_messages(messages: Messages | None) -> None:
 def roles_are_known(messages: Messages) -> None:
     for index, message in enumerate(messages):
         if message.get("role") not in ROLES:
-            known = ", ".join(f"'{role}'" for role in ROLES)
-            text = f"Invalid value: '{message.get('role')}'. Supported values are: {known}."
+            supported = ", ".join(f"'{role}'" for role in ROLES)
+            text = f"Invalid value: '{message.get('role')}'. Supported values are: {supported}."
             raise _refusal(text, param=f"messages[{index}].role", code="invalid_value")
 
 
@@ -168,16 +168,18 @@ def a_user_speaks(messages: Messages) -> None:
 def content_is_there(messages: Messages) -> None:
     for index, message in enumerate(messages):
         content: Any = message.get("content")
-        place = f"messages[{index}].content"
+        path = f"messages[{index}].content"
         if message["role"] == "user" and not content:
-            raise _refusal(f"Invalid '{place}': a user message must not be empty.", param=place, code="empty_content")
+            raise _refusal(f"Invalid '{path}': a user message must not be empty.", param=path, code="empty_content")
         if content is None and not message.get("tool_calls"):
-            raise _refusal("Invalid value for 'content': expected a string, got null.", param=place)
-        for at, part in enumerate(_parts(content)):
+            raise _refusal("Invalid value for 'content': expected a string, got null.", param=path)
+        for position, part in enumerate(_parts(content)):
             if part.get("type") not in CONTENT:
-                raise _refusal(f"Invalid value: '{part.get('type')}'.", param=f"{place}[{at}]", code="invalid_value")
+                raise _refusal(
+                    f"Invalid value: '{part.get('type')}'.", param=f"{path}[{position}]", code="invalid_value"
+                )
             if part["type"] == "text" and message["role"] == "user" and not part.get("text"):
-                raise _refusal(f"Invalid '{place}[{at}].text': empty string.", param=f"{place}[{at}].text")
+                raise _refusal(f"Invalid '{path}[{position}].text': empty string.", param=f"{path}[{position}].text")
 
 
 def results_follow_their_calls(messages: Messages) -> None:

@@ -158,9 +158,9 @@ def retry_prompt(content: str, *, tool: str | None, ident: str = "none") -> Any:
 def native_pair(ident: str, query: str) -> list[Any]:
     """A call of the provider's own tool and what it returned."""
     fields: dict[str, Any] = {"tool_name": "web_search", "tool_call_id": ident, "provider_name": "acme"}
-    found = [{"url": "https://example.com", "title": query}]
+    results = [{"url": "https://example.com", "title": query}]
     asked = NativeToolCallPart(args={"query": query}, **fields)
-    return [asked, NativeToolReturnPart(content=found, timestamp=WHEN, **fields)]
+    return [asked, NativeToolReturnPart(content=results, timestamp=WHEN, **fields)]
 
 
 @cache

@@ -79,20 +79,20 @@ class Cluster:
 
     def start(self) -> None:
         """Start the server and wait until it answers; also after `kill`."""
-        found = programs()
-        assert found is not None
+        binaries = programs()
+        assert binaries is not None
         data = self.folder / "data"
         if not data.exists():
             self._lock.acquire()
             if self._as:
                 shutil.chown(self.folder, "postgres", "postgres")
-            command = [found / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C"]
+            command = [binaries / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C"]
             subprocess.run([*command, "--no-sync"], check=True, capture_output=True, cwd=self.folder, **self._as)
-        given = {"listen_addresses": "127.0.0.1", "port": str(self.port), **self.options}
-        settings = [piece for name, value in given.items() for piece in ("-c", f"{name}={value}")]
+        options = {"listen_addresses": "127.0.0.1", "port": str(self.port), **self.options}
+        settings = [piece for name, value in options.items() for piece in ("-c", f"{name}={value}")]
         with (self.folder / "log").open("ab") as log:
             self._server = subprocess.Popen(
-                [found / "postgres", "-D", data, "-k", self.folder, *settings],
+                [binaries / "postgres", "-D", data, "-k", self.folder, *settings],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -186,11 +186,11 @@ def keep(cluster: Cluster) -> None:
         print(cluster.port, flush=True)
         holders: set[socket.socket] = set()
         while ready := select.select([door, *holders], [], [], None if holders else PATIENCE_S)[0]:
-            for one in ready:
-                if one is door:
+            for endpoint in ready:
+                if endpoint is door:
                     holders.add(door.accept()[0])
-                elif not one.recv(1):
-                    holders.remove(one)
+                elif not endpoint.recv(1):
+                    holders.remove(endpoint)
             if not holders:
                 break
 
@@ -216,8 +216,8 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     note = shared / "postgres"
     with FileLock(shared / "postgres.lock"):
-        found = _join(Path(note.read_text())) if note.exists() else None
-        if found is None:
+        joined = _join(Path(note.read_text())) if note.exists() else None
+        if joined is None:
             _reap()
             folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))
             command = [sys.executable, "-m", "tests.support.postgres", str(folder)]
@@ -230,9 +230,9 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
                 keeper.returncode = 0  # it outlives this process, if another one uses it
             (folder / "port").write_text(port)
             note.write_text(str(folder))
-            found = _join(folder)
-    assert found is not None
-    cluster, holder = found
+            joined = _join(folder)
+    assert joined is not None
+    cluster, holder = joined
     with holder:
         yield cluster
 

@@ -27,8 +27,8 @@ class ResponsesServer(LoopbackServer):
     root = "/v1"
     path = "/v1/responses"
 
-    def __init__(self, script: Script = "ok.", **given: Any) -> None:
-        super().__init__(script, **given)
+    def __init__(self, script: Script = "ok.", **options: Any) -> None:
+        super().__init__(script, **options)
         self._sealed: dict[str, tuple[str, str]] = {}
         """Encrypted content of each reasoning item that was issued, and the item that followed."""
         self._needed: dict[str, str] = {}
@@ -81,7 +81,7 @@ class ResponsesServer(LoopbackServer):
 
     def _check_reasoning(self, items: list[Any]) -> None:
         """Reasoning is as it was issued, and stands before what it led to; no item comes without its own."""
-        given: set[str] = set()
+        seen: set[str] = set()
         for item, following in zip_longest(items, items[1:]):
             ident = item.get("id")
             if item.get("type") == "reasoning":
@@ -91,8 +91,8 @@ class ResponsesServer(LoopbackServer):
                 if following is None or following.get("id") != led:
                     text = f"Item '{ident}' of type 'reasoning' was provided without its required following item."
                     raise Refusal(text)
-                given.add(ident)
-            elif (needed := self._needed.get(ident)) is not None and needed not in given:
+                seen.add(ident)
+            elif (needed := self._needed.get(ident)) is not None and needed not in seen:
                 kind = item.get("type", "message")
                 text = (
                     f"Item '{ident}' of type '{kind}' was provided without its required 'reasoning' item: '{needed}'."

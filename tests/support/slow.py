@@ -135,10 +135,10 @@ def times(notes: Iterable[Path]) -> dict[str, Taken]:
     """What all processes of a run have noted."""
     all_taken: dict[str, Taken] = {}
     for path in notes:
-        for name, given in json.loads(path.read_text(encoding="utf-8")).items():
-            one, taken = Taken(**given), all_taken.setdefault(name, Taken())
-            taken.cpu, taken.cases = taken.cpu + one.cpu, taken.cases + one.cases
-            taken.longest, taken.asleep = max(taken.longest, one.longest), max(taken.asleep, one.asleep)
+        for name, values in json.loads(path.read_text(encoding="utf-8")).items():
+            cost, taken = Taken(**values), all_taken.setdefault(name, Taken())
+            taken.cpu, taken.cases = taken.cpu + cost.cpu, taken.cases + cost.cases
+            taken.longest, taken.asleep = max(taken.longest, cost.longest), max(taken.asleep, cost.asleep)
     return all_taken
 
 
@@ -156,13 +156,15 @@ def main() -> None:
     taken = times(NOTES.glob("*.json"))
     if not taken:
         sys.exit("nothing is measured: run `make test` first")
-    listed = {name for name, one in taken.items() if one.slow} | set(remaining(slow_names(), taken))
+    listed = {name for name, cost in taken.items() if cost.slow} | set(remaining(slow_names(), taken))
     LIST.write_text("".join(f"{name}\n" for name in sorted(listed)), encoding="utf-8")
-    total, quick = (sum(one.cpu for name, one in taken.items() if some or name not in listed) for some in (True, False))
-    cases = sum(one.cases for one in taken.values())
+    total, quick = (
+        sum(cost.cpu for name, cost in taken.items() if some or name not in listed) for some in (True, False)
+    )
+    cases = sum(cost.cases for cost in taken.values())
     print(f"{total:.1f} s of CPU time for {cases:,} cases, {quick:.1f} s without the slow ones; most of it for")
-    for name, one in sorted(taken.items(), key=lambda pair: -pair[1].cpu)[:TOP]:
-        print(f"{one.cpu:8.2f} s {one.cases:5,} × {name}")
+    for name, cost in sorted(taken.items(), key=lambda pair: -pair[1].cpu)[:TOP]:
+        print(f"{cost.cpu:8.2f} s {cost.cases:5,} × {name}")
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ PACKAGE = ROOT / "context_compiler"
 
 def sources() -> dict[str, Path]:
     """Every module of the package by its name inside it; the package itself is the empty name."""
-    found: dict[str, Path] = {}
+    modules: dict[str, Path] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return modules
 
 
 MODULES = sources()

@@ -68,11 +68,11 @@ async def main() -> None:
     async with started as server, Worker(server.client, task_queue="q", workflows=[Clerk], max_cached_workflows=0):
         output = await server.client.execute_workflow(Clerk.run, "survive this", id="run", task_queue="q")
         history = await server.client.get_workflow_handle("run").fetch_history()
-    activities = [one.activity_task_scheduled_event_attributes.activity_type.name for one in history.events]
+    activities = [event.activity_task_scheduled_event_attributes.activity_type.name for event in history.events]
     views = [record.status.partition(";")[0] for record in await compiler.views()]
-    found = {"output": output, "compiled": COMPILED, "sent": SENT, "views": views[::-1]}
+    report = {"output": output, "compiled": COMPILED, "sent": SENT, "views": views[::-1]}
     await compiler.aclose()
-    print(json.dumps({**found, "activities": [name for name in activities if "context_compiler" in name]}))
+    print(json.dumps({**report, "activities": [name for name in activities if "context_compiler" in name]}))
 
 
 if __name__ == "__main__":

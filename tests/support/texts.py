@@ -45,5 +45,5 @@ def texts(*, blank: bool = False, huge: bool = True, surrogates: bool = False) -
     """Mostly plain, often tricky, now and then huge texts; blank ones and lone surrogates only where asked for."""
     pool = PLAIN + PLAIN + TRICKY + (HUGE if huge else ()) + (BLANK if blank else ()) + ((LONE,) if surrogates else ())
     free = st.text(max_size=40) if blank else st.text(min_size=1, max_size=40).filter(lambda text: bool(text.strip()))
-    chosen = st.integers(0, len(pool) - 1).map(lambda at: pool[at])  # `sampled_from` would print the whole pool
+    chosen = st.integers(0, len(pool) - 1).map(lambda index: pool[index])  # `sampled_from` would print the whole pool
     return chosen | free

@@ -59,14 +59,14 @@ def own_texts(view: View) -> list[str]:
 def assert_answered(messages: Sequence[ModelMessage]) -> None:
     """Every call, a provider's own included, is answered exactly once, later, and nothing answers no call."""
     waiting: set[tuple[str, bool]] = set()
-    for at, part in ((at, part) for at, message in enumerate(messages) for part in message.parts):
+    for index, part in ((index, part) for index, message in enumerate(messages) for part in message.parts):
         native = part.part_kind.startswith("builtin")
         ident = str(getattr(part, "tool_call_id", "")), native
         if part.part_kind in CALLS:
-            assert ident not in waiting, f"{ident} is called again in message {at} before it was answered"
+            assert ident not in waiting, f"{ident} is called again in message {index} before it was answered"
             waiting.add(ident)
         elif native or answered_id(part) is not None:
-            assert ident in waiting, f"message {at} answers {ident}, which nobody calls"
+            assert ident in waiting, f"message {index} answers {ident}, which nobody calls"
             waiting.remove(ident)
     assert not waiting, f"never answered: {waiting}"
 

@@ -132,8 +132,8 @@ def structure() -> dict[str, int]:
     for top in below:
         seen, left = set[str](), set(below[top])
         while left:
-            seen |= (found := left - seen)
-            left = {name for one in found for name in below[one]} - seen
+            seen |= (reached := left - seen)
+            left = {name for package in reached for name in below[package]} - seen
         cycles |= {top} & seen
     if not cycles:
         sorter.prepare()
@@ -157,16 +157,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-v", "--verbose", action="store_true", help="also name the files")
     parser.add_argument("--structure", action="store_true", help="print the figures of the package's structure instead")
-    given = parser.parse_args()
-    if given.structure:
+    arguments = parser.parse_args()
+    if arguments.structure:
         print("| structure | |\n|---|---:|", *(f"| {name} | {n:,} |" for name, n in structure().items()), sep="\n")
         return
-    verbose: bool = given.verbose
-    found = {name: asyncio.run(walk(follow)) for name, follow in WALKS.items()}
+    verbose: bool = arguments.verbose
+    walks = {name: asyncio.run(walk(follow)) for name, follow in WALKS.items()}
     print("| walk | files entered |\n|---|---:|")
-    for name, files in found.items():
+    for name, files in walks.items():
         print(f"| {name} | {len(files)} |")
-    for name, files in found.items() if verbose else ():
+    for name, files in walks.items() if verbose else ():
         print(f"\n{name}:", *files, sep="\n  ")
 
 
