@@ -93,8 +93,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """Real transcripts, which are not part of this repository; the test is skipped without them."""
-    given = os.environ.get("CONTEXT_COMPILER_DATA")
-    folder = Path(given) if given else Path(__file__).parents[2] / "shared" / "data"
+    path = os.environ.get("CONTEXT_COMPILER_DATA")
+    folder = Path(path) if path else Path(__file__).parents[2] / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"no real transcripts at {folder}; CONTEXT_COMPILER_DATA may name their folder")
     return folder

@@ -84,16 +84,16 @@ def code_lines(module: str, function: ast.FunctionDef | ast.AsyncFunctionDef) ->
 @cache
 def imported(module: str) -> frozenset[str]:
     """The modules of this package that a module imports by statement."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in nodes(module, ast.Import):
-        found |= {alias.name for alias in node.names}
+        names |= {alias.name for alias in node.names}
     for node in nodes(module, ast.ImportFrom):
         if node.module:
             assert not node.level, f"{module}: relative import on line {node.lineno}"
             below = {f"{node.module}.{alias.name}" for alias in node.names}
-            known = {name for name in below if name.removeprefix("context_compiler.") in MODULES}
-            found |= known or {node.module}
-    ours = (name for name in found if name.split(".")[0] == "context_compiler")
+            modules = {name for name in below if name.removeprefix("context_compiler.") in MODULES}
+            names |= modules or {node.module}
+    ours = (name for name in names if name.split(".")[0] == "context_compiler")
     return frozenset(name.removeprefix("context_compiler").removeprefix(".") for name in ours)
 
 
@@ -150,11 +150,11 @@ def test_a_module_is_used_by_another_one() -> None:
     used = set().union(*(imported(module) - {module} for module in MODULES))
     naming = {*DYNAMIC, *(module for module in MODULES if "lazy_exports(__name__" in text(module))}
     loaded = {node.value for module in naming for node in nodes(module, ast.Constant) if isinstance(node.value, str)}
-    known = {"", "__main__"} | {name.removeprefix("context_compiler.") for name in loaded}
-    known |= {f"cli.{name}" for name in loaded} | {"testing.plugin"}  # pytest loads it by its entry point
-    known |= {name for name in MODULES if name.split(".")[0] in ALIASES}
-    known |= {name.rpartition(".")[0] for name in MODULES}
-    assert not set(MODULES) - used - known
+    reachable = {"", "__main__"} | {name.removeprefix("context_compiler.") for name in loaded}
+    reachable |= {f"cli.{name}" for name in loaded} | {"testing.plugin"}  # pytest loads it by its entry point
+    reachable |= {name for name in MODULES if name.split(".")[0] in ALIASES}
+    reachable |= {name.rpartition(".")[0] for name in MODULES}
+    assert not set(MODULES) - used - reachable
 
 
 def test_failures_are_swallowed_only_where_that_has_a_reason() -> None:
@@ -169,17 +169,17 @@ def _is_broad(node: ast.ExceptHandler | ast.Call) -> bool:
         caught = [node.type or ast.Name(id="BaseException")]
     elif "suppress" in (getattr(node.func, "id", ""), getattr(node.func, "attr", "")):
         caught = [*node.args]
-    names = {getattr(part, "id", "") for one in caught for part in ast.walk(one)}
+    names = {getattr(part, "id", "") for expression in caught for part in ast.walk(expression)}
     return bool(names & {"Exception", "BaseException"})
 
 
 def test_only_the_public_api_of_the_host_is_used() -> None:
     def private(module: str) -> list[str]:
-        found = re.findall(r"pydantic_(?:ai|graph)[\w.]*\._\w+", text(module))
+        names = re.findall(r"pydantic_(?:ai|graph)[\w.]*\._\w+", text(module))
         for node in nodes(module, ast.ImportFrom):
             if (node.module or "").split(".")[0] in ("pydantic_ai", "pydantic_graph"):
-                found += [alias.name for alias in node.names if alias.name.startswith("_")]
-        return found
+                names += [alias.name for alias in node.names if alias.name.startswith("_")]
+        return names
 
     assert not wrong(private)
 
@@ -189,7 +189,7 @@ def test_text_for_models_is_in_templates() -> None:
         documentation = {id(node.value) for node in nodes(module, ast.Expr)}
         strings = [node for node in nodes(module, ast.Constant) if id(node) not in documentation]
         said = [node.value for node in strings if isinstance(node.value, str)]
-        return [one for one in said if len(re.findall(r"[a-z]{2}[.!?]\s+[A-Z][a-z]", one)) >= 2]
+        return [passage for passage in said if len(re.findall(r"[a-z]{2}[.!?]\s+[A-Z][a-z]", passage)) >= 2]
 
     assert not wrong(prose), "several sentences in a string: is that a prompt?"
 

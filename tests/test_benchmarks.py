@@ -102,8 +102,8 @@ async def test_the_usage_of_a_replayed_answer_is_that_of_the_request_sent() -> N
     messages = generated_sessions()[0]
     session = PlainSession(newest(READER), 300)
     sent = await replay(messages, session, READER)
-    reported = [one.usage.input_tokens for one in session.stored if isinstance(one, ModelResponse)]
-    assert reported == [one.tokens for one in sent[:-1]]
+    reported = [message.usage.input_tokens for message in session.stored if isinstance(message, ModelResponse)]
+    assert reported == [request.tokens for request in sent[:-1]]
 
 
 def test_an_approach_that_shortens_the_stored_history_loses_it() -> None:
@@ -113,10 +113,10 @@ def test_an_approach_that_shortens_the_stored_history_loses_it() -> None:
             self.stored = list(sent)
             return sent
 
-    one = approach(newest(READER))
+    plain = approach(newest(READER))
     forgetful = Approach(name="one", title="one", session=lambda budget: Forgetful(newest(READER), budget))
     cell = Cell("sessions", "one", "generated", 1_000)
-    kept, lost = (sessions.run(cell, which, NO_DATA) for which in (one, forgetful))
+    kept, lost = (sessions.run(cell, which, NO_DATA) for which in (plain, forgetful))
     assert isinstance(kept, dict) and isinstance(lost, dict)
     assert (kept["intact"], lost["intact"]) == (True, False)
 
@@ -127,9 +127,9 @@ def test_an_approach_that_shortens_the_stored_history_loses_it() -> None:
 def recalled(name: str, view: object = None, budget: int = 1_000, measure: str = "evidence") -> float:
     chosen = load(name) if view is None else approach(view)
     assert isinstance(chosen, Approach)
-    found = evidence.run(Cell(measure, name, "generated", budget), chosen, NO_DATA)
-    assert isinstance(found, dict), found
-    return interval(found["groups"])[0]
+    result = evidence.run(Cell(measure, name, "generated", budget), chosen, NO_DATA)
+    assert isinstance(result, dict), result
+    return interval(result["groups"])[0]
 
 
 def test_the_whole_history_holds_all_evidence_and_an_empty_view_none() -> None:
@@ -141,10 +141,12 @@ def test_the_whole_history_holds_all_evidence_and_an_empty_view_none() -> None:
 
 
 def test_half_of_the_evidence_scores_one_half() -> None:
-    wanted = {question.evidence[0] for one in generated_conversations() for question in one.questions[::2]}
+    wanted = {
+        question.evidence[0] for conversation in generated_conversations() for question in conversation.questions[::2]
+    }
 
     async def half(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
-        return [*(one for one in messages[:-1] if _said(one) in wanted), messages[-1]]
+        return [*(message for message in messages[:-1] if _said(message) in wanted), messages[-1]]
 
     assert recalled("one", half) == pytest.approx(0.5)
 
@@ -192,16 +194,18 @@ def test_sending_only_the_question_holds_nothing() -> None:
     async def nothing(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
         return messages[-1:]
 
-    found = lived_through(nothing, generated_conversations()[0])
-    assert found.held == [0.0] * 10
-    assert found.over == 0
+    result = lived_through(nothing, generated_conversations()[0])
+    assert result.held == [0.0] * 10
+    assert result.over == 0
 
 
 def test_questions_are_separate_turns_after_their_evidence_and_asked_once() -> None:
     conversation = generated_conversations()[0]
     _, turns = lived.turns_of(conversation)
     asked = [turn.question for turn in turns if turn.question is not None]
-    assert len(turns) == 50 and sorted(one.text for one in asked) == sorted(one.text for one in conversation.questions)
+    assert len(turns) == 50 and sorted(question.text for question in asked) == sorted(
+        question.text for question in conversation.questions
+    )
     prompts = [_said(turn.prompt) for turn in turns]
     for question in asked:
         assert prompts.index(question.evidence[0]) < prompts.index(question.text)
@@ -217,7 +221,7 @@ def test_a_tool_session_is_replayed_as_it_was_recorded() -> None:
 
     conversation = Conversation(name="one", messages=tuple(messages), questions=(), whole=True)
     lived_through(noted, conversation)
-    assert [len(one) for one in sent] == request_points(messages)
+    assert [len(view) for view in sent] == request_points(messages)
     assert sessions.names(sent[-1]) == sessions.names(messages[:-1])
 
 
@@ -234,11 +238,11 @@ def test_held_counts_in_the_request_that_ends_the_turn() -> None:
 
 def test_a_live_agent_keeps_its_budget_with_a_tool_in_every_question_turn() -> None:
     conversation = generated_conversations()[0]
-    found = asyncio.run(lived.ours(conversation, 2_000, NO_DATA, scenario="toolask", model="bland", paired=True))
-    assert (found.over, found.broken) == (0, 0)
-    assert found.requests == 40 + 2 * 10
-    assert len(found.held) == len(found.one_shot) == 10
-    assert 1 <= found.asked <= found.compiles < 20
+    result = asyncio.run(lived.ours(conversation, 2_000, NO_DATA, scenario="toolask", model="bland", paired=True))
+    assert (result.over, result.broken) == (0, 0)
+    assert result.requests == 40 + 2 * 10
+    assert len(result.held) == len(result.one_shot) == 10
+    assert 1 <= result.asked <= result.compiles < 20
 
 
 def test_a_question_omits_the_value_of_its_fact_and_only_its_line_counts_as_held() -> None:
@@ -253,14 +257,14 @@ def test_a_question_omits_the_value_of_its_fact_and_only_its_line_counts_as_held
         ModelRequest(parts=[ToolReturnPart("read", page, tool_call_id="two")]),
         assistant("Both are there."),
     ]
-    found = {one.answer: one for one in facts.questions(messages, "one")}
-    assert found["1990-04-05"].text == "What was the dob of mia_3668?"
-    assert found["QX-4711"].text == "What was it again: The lantern hangs at quay beside the orchard?"
+    questions = {question.answer: question for question in facts.questions(messages, "one")}
+    assert questions["1990-04-05"].text == "What was the dob of mia_3668?"
+    assert questions["QX-4711"].text == "What was it again: The lantern hangs at quay beside the orchard?"
     whole = lived.shown(messages)
-    assert [facts.held(one, whole) for one in found.values()] == [1.0] * len(found)
-    assert facts.held(found["1990-04-05"], "Somebody was born on 1990-04-05.") == 0
-    assert facts.held(found["1990-04-05"], "profile: dob=1990-04-05") == 1
-    assert facts.held(found["QX-4711"], "quay QX-4711") == 0
+    assert [facts.held(question, whole) for question in questions.values()] == [1.0] * len(questions)
+    assert facts.held(questions["1990-04-05"], "Somebody was born on 1990-04-05.") == 0
+    assert facts.held(questions["1990-04-05"], "profile: dob=1990-04-05") == 1
+    assert facts.held(questions["QX-4711"], "quay QX-4711") == 0
 
 
 def test_a_cache_written_at_breakpoints_reuses_only_prefixes_that_end_at_one() -> None:
@@ -336,13 +340,13 @@ def test_an_approach_that_cannot_run_gives_the_reason() -> None:
 
 @pytest.mark.parametrize("name", HOMES)
 async def test_every_approach_that_is_there_ends_its_view_with_the_question(name: str) -> None:
-    found = load(name)
-    if isinstance(found, Missing):
-        pytest.skip(f"{name}: {found.reason}; the extra `bench` has it")
-    if found.view is None:
+    loaded = load(name)
+    if isinstance(loaded, Missing):
+        pytest.skip(f"{name}: {loaded.reason}; the extra `bench` has it")
+    if loaded.view is None:
         pytest.skip(f"{name} needs more than a history to make a view")
     messages = [*generated_conversations()[0].messages, user("Where is it?")]
-    view = await found.view(messages, 1_000)
+    view = await loaded.view(messages, 1_000)
     assert _said(view[-1]).endswith("Where is it?")
 
 
@@ -355,8 +359,8 @@ def test_a_result_is_reused_only_with_the_same_stamp(tmp_path: Path) -> None:
     with (tmp_path / "results.jsonl").open("a") as file:
         file.write('{"cell": {"measure": "sess')  # as a killed process leaves it
     again = Results(tmp_path, resume=True)
-    found = again.find(cell, "a")
-    assert found is not None and found.value == {"over": 1}
+    result = again.find(cell, "a")
+    assert result is not None and result.value == {"over": 1}
     assert again.find(cell, "b") is None
     assert Results(tmp_path, resume=False).find(cell, "a") is None
 
@@ -397,8 +401,8 @@ def test_leaving_out_the_only_feature_of_the_ranking_loses_evidence(monkeypatch:
     (cell,) = ablations.cells(Data(None), ["ours"])
     approach = load("ours")
     assert isinstance(approach, Approach)
-    found = ablations.run(cell, approach, Data(None))
-    assert isinstance(found, dict) and found["features"]["words"] > 50 and not found["signs"]
+    result = ablations.run(cell, approach, Data(None))
+    assert isinstance(result, dict) and result["features"]["words"] > 50 and not result["signs"]
 
 
 def test_a_page_keeps_rows_and_cells_not_measured_again_on_request() -> None:
@@ -517,8 +521,8 @@ def test_answers_are_scored_and_a_stopped_run_asks_nothing_twice(
     async def read(self: TestModel, messages: list[ModelMessage], *rest: object) -> ModelResponse:
         """Answer with the place that the first fact names."""
         prompts.append(recall.shown(messages))
-        place = re.search(r"is kept (in \w+ \d+)", prompts[-1])
-        return ModelResponse(parts=[TextPart(place[1] if place else "nobody knows")])
+        match = re.search(r"is kept (in \w+ \d+)", prompts[-1])
+        return ModelResponse(parts=[TextPart(match[1] if match else "nobody knows")])
 
     monkeypatch.setattr(TestModel, "request", read)
     few = [part for name in ("oracle", "tail", "ours") for part in ("--approach", name)]

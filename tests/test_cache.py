@@ -33,12 +33,12 @@ def test_a_replaced_value_is_weighed_alone() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.text(max_size=6))))
-def test_the_cache_never_exceeds_its_size(given: list[tuple[str, str]]) -> None:
+def test_the_cache_never_exceeds_its_size(entries: list[tuple[str, str]]) -> None:
     memo: Memo[str, str] = Memo(8, len)
-    for key, value in given:
+    for key, value in entries:
         memo.keep(key, value)
         assert memo.get(key) == value, "what was kept last is there"
-        assert sum(len(memo.get(one) or "") for one in "abcd") <= 8
+        assert sum(len(memo.get(letter) or "") for letter in "abcd") <= 8
 
 
 def test_taking_a_value_frees_its_size() -> None:

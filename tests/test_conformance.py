@@ -25,7 +25,7 @@ def test_every_planted_statement_is_reworded_and_keeps_its_values() -> None:
     for seed in (1, 2, 3):
         _, planted = build_random_session(seed)
         _, others = reworded_session(build_random_session, seed)
-        assert all(one.content != other.content for one, other in zip(planted, others, strict=True))
+        assert all(statement.content != other.content for statement, other in zip(planted, others, strict=True))
         assert all(BehaviorProbe().probe(other, other.content).survived for other in others)
 
 

@@ -84,16 +84,16 @@ def test_a_service_is_built_from_the_image_and_reached_where_it_listens(service:
 @pytest.mark.parametrize("composed", COMPOSED.values(), ids=COMPOSED)
 def test_volumes_health_checks_and_addresses_of_services_are_declared(composed: dict[str, Any]) -> None:
     services, volumes = composed["services"], set(composed.get("volumes", ()))
-    assert {one.partition(":")[0] for each in services.values() for one in each.get("volumes", ())} == volumes
+    assert {volume.partition(":")[0] for each in services.values() for volume in each.get("volumes", ())} == volumes
     for service in services.values():
         for name, condition in service.get("depends_on", {}).items():
             assert condition == {"condition": "service_healthy"} and services[name]["healthcheck"]["test"][0] == "CMD"
         address = service.get("environment", {}).get("CONTEXT_COMPILER_DB", "")
         if address.startswith("postgresql://"):
-            found = re.fullmatch(r"postgresql://(\w+)@(\w+)/(\w+)", address)
-            assert found is not None and found[2] in service["depends_on"]
-            settings = services[found[2]]["environment"]
-            assert (settings["POSTGRES_USER"], settings["POSTGRES_DB"]) == (found[1], found[3])
+            match = re.fullmatch(r"postgresql://(\w+)@(\w+)/(\w+)", address)
+            assert match is not None and match[2] in service["depends_on"]
+            settings = services[match[2]]["environment"]
+            assert (settings["POSTGRES_USER"], settings["POSTGRES_DB"]) == (match[1], match[3])
             assert settings["POSTGRES_PASSWORD"] == service["environment"]["PGPASSWORD"]
 
 
@@ -129,9 +129,9 @@ def test_the_services_of_the_postgres_file_work_together(tmp_path: Path, postgre
     """The commands of the file as processes, in the environment that it gives them, on an empty database."""
     services, name = COMPOSED["compose.postgres.yaml"]["services"], f"composed_{uuid4().hex}"
     postgres.run(f"CREATE DATABASE {name} TEMPLATE template0")
-    place = postgres.url(name, port=postgres.port)
-    given = services["worker"]["environment"]
-    environment = {key: value.replace("postgresql://context@database/context", place) for key, value in given.items()}
+    url = postgres.url(name, port=postgres.port)
+    variables = services["worker"]["environment"]
+    environment = {key: value.replace("postgresql://context@database/context", url) for key, value in variables.items()}
     environment = {**os.environ, **environment, "PGPASSWORD": "any", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
     program = [python(), "-m", "context_compiler"]
     with socket.socket() as free:

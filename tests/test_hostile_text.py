@@ -154,8 +154,8 @@ def compiled(value: Any, depth: int = 0) -> Iterator[re.Pattern[Any]]:
     elif depth > 3 or isinstance(value, type):
         return
     elif isinstance(value, list | tuple | set | frozenset):
-        for one in value:
-            yield from compiled(one, depth + 1)
+        for element in value:
+            yield from compiled(element, depth + 1)
     elif isinstance(value, dict):
         yield from compiled([*value, *value.values()], depth + 1)
     elif is_dataclass(value):
@@ -164,7 +164,7 @@ def compiled(value: Any, depth: int = 0) -> Iterator[re.Pattern[Any]]:
 
 def patterns() -> dict[str, tuple[re.Pattern[Any], bool]]:
     """Every pattern of the package by where it is, and whether it is looked for anywhere or at the start only."""
-    found: dict[str, tuple[re.Pattern[Any], bool]] = {}
+    collected: dict[str, tuple[re.Pattern[Any], bool]] = {}
     for name in MODULES:
         if name == "__main__" or f"context_compiler.{name}" in without_extras():
             continue
@@ -173,14 +173,14 @@ def patterns() -> dict[str, tuple[re.Pattern[Any], bool]]:
             held = list(compiled(value))
             uses = set(re.findall(rf"\b{variable}(?:\[\w+\])?\.(\w+)\(", text(name))) if held else set[str]()
             anywhere = f"{name}.{variable}" not in MATCHED and (not uses or bool(uses & set(SCANS)))
-            for at, one in enumerate(held):
-                found[f"{name}.{variable}" + (f"[{at}]" if at else "")] = one, anywhere
+            for index, pattern in enumerate(held):
+                collected[f"{name}.{variable}" + (f"[{index}]" if index else "")] = pattern, anywhere
         for node in nodes(name, ast.Call):
             method = ast.unparse(node.func)
-            given = written(node.args[0]) if node.args and method.removeprefix("re.") in (*SCANS, *MATCHES) else None
-            if given is not None and (method.startswith("re.") or method in SCANS):
-                found[f"{name}:{node.lineno}"] = re.compile(given), method.removeprefix("re.") in SCANS
-    return found
+            source = written(node.args[0]) if node.args and method.removeprefix("re.") in (*SCANS, *MATCHES) else None
+            if source is not None and (method.startswith("re.") or method in SCANS):
+                collected[f"{name}:{node.lineno}"] = re.compile(source), method.removeprefix("re.") in SCANS
+    return collected
 
 
 WRONG = re.compile(r"(?<!\\)\)(?:[*+?]|\{[\d,]+\})\+|\(\?>")
@@ -198,7 +198,7 @@ def written(node: ast.expr) -> str | bytes | None:
     if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        return "".join(str(one.value) if isinstance(one, ast.Constant) else "a" for one in node.values)
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "a" for part in node.values)
     return None
 
 
@@ -217,12 +217,12 @@ def scanned(pattern: re.Pattern[Any], text: Any, anywhere: bool) -> float:
 
 def test_no_pattern_takes_more_than_linear_time() -> None:
     slow: list[str] = []
-    for place, (pattern, anywhere) in patterns().items():
-        for unit in UNITS if place not in BOUNDED else ():
+    for location, (pattern, anywhere) in patterns().items():
+        for unit in UNITS if location not in BOUNDED else ():
             some, many = (repeated(pattern, unit, count) for count in (LONG // 4, LONG))
             first = scanned(pattern, some, anywhere)
             if first * 16 < SOON:
                 continue
             first, second = min(first, scanned(pattern, some, anywhere)), scanned(pattern, many, anywhere)
-            slow += [f"{place}: {unit!r} {first:.3f} s, {second:.3f} s"] if second > max(SOON, 10 * first) else []
+            slow += [f"{location}: {unit!r} {first:.3f} s, {second:.3f} s"] if second > max(SOON, 10 * first) else []
     assert not slow, "\n".join(slow)

@@ -39,9 +39,9 @@ def hints() -> Iterator[tuple[str, str, list[str]]]:
         if file.suffix not in (".py", ".md"):
             continue
         text = file.read_text(encoding="utf-8")
-        for found in HINT.finditer(text):
-            extras = [extra.strip() for extra in (found[3] or "").split(",") if extra.strip()]
-            yield file.relative_to(ROOT).as_posix(), found[2], extras
+        for match in HINT.finditer(text):
+            extras = [extra.strip() for extra in (match[3] or "").split(",") if extra.strip()]
+            yield file.relative_to(ROOT).as_posix(), match[2], extras
         for extra in COMMAND.findall(text):
             yield file.relative_to(ROOT).as_posix(), OURS, [extra]
 

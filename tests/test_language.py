@@ -43,9 +43,13 @@ def docstrings(module: str) -> Iterator[Line]:
 def helps(module: str) -> Iterator[Line]:
     """What `--help` says of arguments and options; of a command it shows the docstring."""
     for call in nodes(module, ast.Call):
-        for given in call.keywords:
-            if given.arg == "help" and isinstance(given.value, ast.Constant) and isinstance(given.value.value, str):
-                yield given.value.lineno, given.value.value
+        for keyword in call.keywords:
+            if (
+                keyword.arg == "help"
+                and isinstance(keyword.value, ast.Constant)
+                and isinstance(keyword.value.value, str)
+            ):
+                yield keyword.value.lineno, keyword.value.value
 
 
 def comments(module: str) -> Iterator[Line]:

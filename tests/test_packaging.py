@@ -90,5 +90,5 @@ def test_the_wheel_works_where_it_is_installed(built: Path, tmp_path: Path) -> N
     python = environment(tmp_path / "venv")
     install(python, "--no-deps", wheel, cwd=tmp_path)
     assert "6 of 6" in run(tmp_path / "venv" / "bin" / "context-compiler", "demo", cwd=tmp_path)
-    found = Path(run(python, "-c", LOOK_UP, cwd=tmp_path).strip())
-    assert found.is_relative_to(tmp_path) and found.parent.name == "_templates"
+    location = Path(run(python, "-c", LOOK_UP, cwd=tmp_path).strip())
+    assert location.is_relative_to(tmp_path) and location.parent.name == "_templates"

@@ -34,7 +34,7 @@ def anchors(text: str) -> set[str]:
 def test_links_resolve(name: str) -> None:
     text = re.sub(r"```.*?```", "", page(name), flags=re.S)
     targets = re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", text)
-    for target in (one or other for one, other in targets):
+    for target in (link or other for link, other in targets):
         if target.startswith(("https://", "http://")):
             continue
         path, _, anchor = target.partition("#")
@@ -70,10 +70,10 @@ def test_the_defaults_are_those_of_the_table() -> None:
     rows = {row[0]: row[1] for row in table_rows(page("docs/host.md")) if len(row) == 3}
     for first, second in rows.items():
         names = [name for name in re.findall(r"`(\w+)`", first) if name in {field.name for field in fields(Arguments)}]
-        given = re.findall(r"`([^`]+)`", second)
-        for at, name in enumerate(names):
+        values = re.findall(r"`([^`]+)`", second)
+        for index, name in enumerate(names):
             default = next(field.default for field in fields(Arguments) if field.name == name)
-            assert ast.literal_eval(given[min(at, len(given) - 1)]) == default, name
+            assert ast.literal_eval(values[min(index, len(values) - 1)]) == default, name
 
 
 def test_every_environment_variable_is_explained() -> None:
@@ -128,22 +128,22 @@ def test_the_shipped_templates_match_their_page() -> None:
 
 def test_every_command_and_option_is_explained() -> None:
     text = page("docs/cli.md")
-    known: set[str] = set()
+    options: set[str] = set()
     for name, (module, *_) in COMMANDS.items():
         app: Any = get_command(importlib.import_module(f"context_compiler.cli.{module}").app)
         listed: list[str] = app.list_commands(None) if hasattr(app, "commands") else []
         commands: dict[str, Any] = {inner: app.get_command(None, inner) for inner in listed} or {name: app}
         grouped = name not in commands and len(commands) > 1
-        for inner, one in commands.items():
+        for inner, command in commands.items():
             if not grouped and inner != name and len(commands) > 1:
                 continue
             said = f"context-compiler {name} {inner}" if grouped else f"context-compiler {name}"
             assert said in text, said
-            known |= {flag for parameter in one.params for flag in parameter.opts if flag.startswith("-")}
-    missing = {flag for flag in known if not re.search(rf"(?<![\w-]){flag}(?![\w-])", text)}
+            options |= {flag for parameter in command.params for flag in parameter.opts if flag.startswith("-")}
+    missing = {flag for flag in options if not re.search(rf"(?<![\w-]){flag}(?![\w-])", text)}
     assert not missing
     said = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
-    assert said <= known | {"--help", "--version", "--install-completion", "--show-completion"}
+    assert said <= options | {"--help", "--version", "--install-completion", "--show-completion"}
 
 
 def test_code_locations_named_in_pages_exist() -> None:

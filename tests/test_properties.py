@@ -70,11 +70,13 @@ def test_a_view_is_within_budget_whole_and_ends_with_the_last_request(kind: dict
         before, parts = snapshot(history), [part for message in history for part in message.parts]
         view = compiled(history, template, budget, fidelity=fidelity, recent_turns=recent)
         assert snapshot(history) == before
-        assert all(old is new for old, new in zip(parts, (part for one in history for part in one.parts), strict=True))
+        assert all(
+            old is new for old, new in zip(parts, (part for message in history for part in message.parts), strict=True)
+        )
         assert view.budget == budget
         assert_sound(view, history)
         if view.status == "raw" and not view.drops and _unbroken(history):
-            assert all(sent is given for sent, given in zip(view.messages, history, strict=True))
+            assert all(sent is original for sent, original in zip(view.messages, history, strict=True))
 
     check()
 
@@ -117,7 +119,8 @@ def test_the_smallest_view_of_an_ordinary_conversation_fits_sixty_tokens(
     said: list[str], budget: int, template: str
 ) -> None:
     history = [
-        user(text) if at % 2 == 0 else assistant(text) for at, text in enumerate([*said, *said[: len(said) % 2 == 0]])
+        user(text) if index % 2 == 0 else assistant(text)
+        for index, text in enumerate([*said, *said[: len(said) % 2 == 0]])
     ]
     view = compiled(history, template, budget)
     assert view.status != "floor_over_budget"

@@ -83,11 +83,11 @@ def shown() -> set[tuple[str, str]]:
 
 
 def test_names_imported_by_pages_and_examples_exist_and_are_listed() -> None:
-    found = shown()
-    assert len(found) > 20
-    for module, name in found:
+    names = shown()
+    assert len(names) > 20
+    for module, name in names:
         assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
-    assert not {(module, name) for module, name in found if name not in PATHS.get(module, "").split()}
+    assert not {(module, name) for module, name in names if name not in PATHS.get(module, "").split()}
 
 
 @pytest.mark.parametrize("module", PATHS)

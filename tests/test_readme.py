@@ -52,15 +52,15 @@ class Block:
 
 
 def blocks(text: str) -> Iterator[Block]:
-    found = list(BLOCK.finditer(text))
-    for at, one in enumerate(found):
-        after = found[at + 1] if at + 1 < len(found) else None
-        output = after is not None and after["language"] == "text" and not text[one.end() : after.start()].strip()
+    matches = list(BLOCK.finditer(text))
+    for index, match in enumerate(matches):
+        after = matches[index + 1] if index + 1 < len(matches) else None
+        output = after is not None and after["language"] == "text" and not text[match.end() : after.start()].strip()
         yield Block(
-            language=one["language"],
-            body=one["body"],
-            note=one["note"] or "",
-            line=text.count("\n", 0, one.start("body")) + 1,
+            language=match["language"],
+            body=match["body"],
+            note=match["note"] or "",
+            line=text.count("\n", 0, match.start("body")) + 1,
             shown=after["body"] if after is not None and output else None,
         )
 
@@ -132,7 +132,7 @@ def run_page(name: str, desk: Path, loop: asyncio.AbstractEventLoop, *, commands
     """Run a page from top to bottom, with or without its commands."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(page(name)):
-        place = f"{name}:{block.line}"
+        location = f"{name}:{block.line}"
         printed: str | None = None
         if block.note.startswith("file: "):
             path = desk / block.note.removeprefix("file: ")
@@ -141,14 +141,14 @@ def run_page(name: str, desk: Path, loop: asyncio.AbstractEventLoop, *, commands
         elif block.note.startswith("host: ") and HOST < _numbers(block.note):
             continue
         elif block.language == "python":
-            printed = run_python(block, place, namespace, loop)
+            printed = run_python(block, location, namespace, loop)
         elif block.language == "sh":
             if commands and not block.note.startswith("command: "):  # installations have tests of their own
                 printed = run_shell(block.body, desk)
         else:
-            assert block.language == "text", f"{place}: nobody runs {block.language!r}"
+            assert block.language == "text", f"{location}: nobody runs {block.language!r}"
         if printed is not None and block.shown is not None:
-            assert same(block.shown, printed), f"{place} prints\n{printed}"
+            assert same(block.shown, printed), f"{location} prints\n{printed}"
 
 
 RUN = [name for name in PAGES if not name.startswith(ELSEWHERE)]

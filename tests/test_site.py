@@ -80,7 +80,11 @@ def test_every_link_on_the_site_leads_to_a_page_or_a_picture_of_it(site: Any) ->
     for name, page in sources.items():
         text = re.sub(r"```.*?```", "", (ROOT / name).read_text(encoding="utf-8"), flags=re.S)
         targets: list[str] = [site.target(link, page) for _, link in site.LINK.findall(text)]
-        paths = [posixpath.normpath(posixpath.join(posixpath.dirname(page), one)) for one in targets if ":" not in one]
+        paths = [
+            posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
+            for target in targets
+            if ":" not in target
+        ]
         assert not set(paths) - there, name
 
 
