@@ -51,12 +51,12 @@ class Chat:
             return [("look", {"path": f"src/file_{number}.py"})]
         return prose(number, self.words)
 
-    async def turn(self, number: int, history: list[ModelMessage] | None = None, **given: Any) -> None:
+    async def turn(self, number: int, history: list[ModelMessage] | None = None, **options: Any) -> None:
         self._left = self.steps
         prompt = f"Question {number}: {prose(number + 1_000, self.words)}"
         history = self.messages if history is None else history
         self.messages = (
-            await run(self.agent, prompt, message_history=history, usage_limits=NO_LIMIT, **given)
+            await run(self.agent, prompt, message_history=history, usage_limits=NO_LIMIT, **options)
         ).messages
 
     async def turns(self, count: int) -> None:

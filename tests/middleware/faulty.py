@@ -51,8 +51,8 @@ class Faulty:
         self.errors: list[Exception] = []
         self.views: list[View] = []
         self.talker = Talker(script)
-        given = {"budget": BUDGET, "on_error": self.errors.append, "on_view": self.views.append, "record_timeout": None}
-        self.ours = compiler(notes, **{**given, **wanted})
+        base = {"budget": BUDGET, "on_error": self.errors.append, "on_view": self.views.append, "record_timeout": None}
+        self.ours = compiler(notes, **{**base, **wanted})
         self.agent = Agent(self.talker.model, tools=[look_tool()], capabilities=[self.ours])
         self.history = long_history(40)
 

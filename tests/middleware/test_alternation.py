@@ -71,11 +71,13 @@ async def test_tool_calls_whose_answer_is_left_out_are_followed_by_an_answer(ser
 
 async def test_pinned_prompts_do_not_follow_each_other(server: TemplateServer, tmp_path: Path) -> None:
     ours = compiler(budget=1_500, store=tmp_path / "record.db")
-    history = [one for number in range(30) for one in (user(prose(number, 50)), assistant(prose(99 - number, 50)))]
+    history = [
+        message for number in range(30) for message in (user(prose(number, 50)), assistant(prose(99 - number, 50)))
+    ]
     agent = Agent(server.model(), capabilities=[ours])
     history = (await agent.run("Begin.", message_history=history, conversation_id="gates")).all_messages()
-    for at in (0, 4, 8):
-        await ours.pin("gates", at)
+    for index in (0, 4, 8):
+        await ours.pin("gates", index)
     await live(agent, history)
     assert all(prose(4, 50) in str(body) for body in server.requests[1:])
 
@@ -93,7 +95,9 @@ async def test_a_processor_stores_views_that_can_be_sent_again(server: TemplateS
 
 @pytest.mark.parametrize("turns", [1, 12])
 async def test_one_view_can_be_sent_and_continued(server: TemplateServer, turns: int) -> None:
-    history = [one for number in range(30) for one in (user(prose(number, 40)), assistant(prose(99 - number, 40)))]
+    history = [
+        message for number in range(30) for message in (user(prose(number, 40)), assistant(prose(99 - number, 40)))
+    ]
     view = await compile_view([*history, user(ASK)], budget=600, system=None, recent_turns=turns)
     plain = Agent(server.model())
     result = await plain.run(message_history=view.messages)
@@ -108,9 +112,9 @@ async def test_the_beginning_of_a_cycle_keeps_its_bytes_from_turn_to_turn(server
     ours = compiler(budget=3_000, on_view=seen.append, recall=0)
     await live(Agent(server.model(), capabilities=[ours]))
     pairs = [*zip(server.requests, server.requests[1:], seen[1:], strict=False)]
-    extended = [(one, other) for one, other, view in pairs if view.status == "cycle"]
+    extended = [(request, other) for request, other, view in pairs if view.status == "cycle"]
     assert len(extended) > 4
-    assert all(other["messages"][: len(one["messages"])] == one["messages"] for one, other in extended)
+    assert all(other["messages"][: len(request["messages"])] == request["messages"] for request, other in extended)
 
 
 def test_the_server_refuses_two_messages_of_one_side(server: TemplateServer) -> None:

@@ -79,26 +79,26 @@ class Chat:
 
     def __init__(self, gate: Gate, **wanted: Any) -> None:
         self.gate, self.views, self.errors = gate, list[View](), list[Exception]()
-        given = {"budget": BUDGET, "trigger": 0.5, "recall": 0, "background": True, "on_view": self.views.append}
-        self.ours = compiler(None, **{**given, "model": gate.model, "on_error": self.errors.append, **wanted})
+        defaults = {"budget": BUDGET, "trigger": 0.5, "recall": 0, "background": True, "on_view": self.views.append}
+        self.ours = compiler(None, **{**defaults, "model": gate.model, "on_error": self.errors.append, **wanted})
         self.talker = Talker("I see.")
         self.agent = Agent(self.talker.model, capabilities=[self.ours])
         self.messages: list[ModelMessage] = []
 
-    async def turn(self, words: int = 60, **given: Any) -> Ran:
+    async def turn(self, words: int = 60, **options: Any) -> Ran:
         number = sum(isinstance(message, ModelResponse) for message in self.messages)
         done = await run(
-            self.agent, f"Question {number}: {prose(number, words)}", **{"message_history": self.messages, **given}
+            self.agent, f"Question {number}: {prose(number, words)}", **{"message_history": self.messages, **options}
         )
         self.messages = done.messages
         await settle()
         return done
 
-    async def until(self, reached: Callable[[], object], words: int = 60, **given: Any) -> None:
+    async def until(self, reached: Callable[[], object], words: int = 60, **options: Any) -> None:
         for _ in range(60):
             if reached():
                 return
-            await self.turn(words, **given)
+            await self.turn(words, **options)
         raise AssertionError("it never came to that")
 
     @property
@@ -135,7 +135,7 @@ async def test_no_request_waits_and_the_first_that_uses_a_compile_is_recorded(
     last = (await chat.records())[-1]
     assert last.compile is not None and last.compile.status.startswith(f"ok; made in the background since turn {began}")
     assert (last.turn_index, last.compile.turn_index) == (len(chat.views) - 1, began - 1)
-    assert [one.summary_id is not None for one in await chat.records()] == [*[False] * (len(chat.views) - 1), True]
+    assert [row.summary_id is not None for row in await chat.records()] == [*[False] * (len(chat.views) - 1), True]
     assert not chat.errors
 
 
@@ -182,7 +182,7 @@ async def test_a_conversation_has_one_compile_at_a_time_and_uses_each_once() -> 
     assert chat.gate.most == 1
     used = [view.status for view in chat.views].count("compiled")
     assert used >= 2 and chat.gate.asked - used in (0, 1)
-    assert {one.status.partition(";")[0] for one in await chat.compiles()} == {"ok"}
+    assert {row.status.partition(";")[0] for row in await chat.compiles()} == {"ok"}
     assert all(view.tokens <= 3 * BUDGET for view in chat.views)
 
 
@@ -202,8 +202,8 @@ async def test_two_runs_of_one_conversation_begin_one(tmp_path: Path) -> None:
     history = first.messages[:-2]
     await first.ours.aclose()
     chat = Chat(Gate(), store=tmp_path / "record.db")
-    given = {"message_history": history, "conversation_id": "one"}
-    await asyncio.gather(*(run(chat.agent, f"And now? {prose(1, words)}", **given) for words in (80, 160, 240)))
+    options = {"message_history": history, "conversation_id": "one"}
+    await asyncio.gather(*(run(chat.agent, f"And now? {prose(1, words)}", **options) for words in (80, 160, 240)))
     await settle()
     assert chat.gate.asked == 1
     await chat.ours.aclose()
@@ -236,7 +236,7 @@ async def test_a_chat_of_questions_does_not_wait_either() -> None:
         said = f"Note {number}: {prose(number, 120)} What was said in notes {number // 2} and {number // 3}, and why?"
         chat.messages = (await run(chat.agent, said, message_history=chat.messages)).messages
         await settle()
-    made = [one.status for one in await chat.compiles()]
+    made = [row.status for row in await chat.compiles()]
     assert len(made) >= 2 and all("; made in the background since turn" in status for status in made)
 
 
@@ -320,7 +320,7 @@ async def test_a_manual_compile_waits_for_the_one_under_way_and_replaces_it() ->
     assert (chat.gate.asked, chat.gate.most) == (2, 1), "one after the other"
     await chat.turn(conversation_id="one")
     assert "Goal" in chat.talker.last.text and not chat.errors
-    assert [one.status.partition(";")[0] for one in await chat.compiles()].count("skipped") == 1
+    assert [row.status.partition(";")[0] for row in await chat.compiles()].count("skipped") == 1
 
 
 async def test_a_failure_is_reported_and_the_conversation_continues() -> None:
@@ -351,19 +351,21 @@ async def test_closing_cancels_the_compile_under_way() -> None:
 async def test_a_compile_does_not_restore_data_deleted_since_it_began(
     store: str, again: str | None, request: pytest.FixtureRequest
 ) -> None:
-    place = open_place(request.getfixturevalue("postgres_url")) if store == "postgres" else MemoryStore()
-    chat = Chat(Gate(opened=True), store=place, redact=str.strip if store == "redacted" else None)
+    storage = open_place(request.getfixturevalue("postgres_url")) if store == "postgres" else MemoryStore()
+    chat = Chat(Gate(opened=True), store=storage, redact=str.strip if store == "redacted" else None)
     await chat.until(lambda: chat.gate.asked, conversation_id="talk")
-    assert await place.delete("talk")
+    assert await storage.delete("talk")
     if again:
         await chat.agent.run("Something new.", conversation_id=again)
     await chat.ours.aclose()
-    rows = [str(row) async for row in place.export()]
+    rows = [str(row) async for row in storage.export()]
     assert bool(rows) == bool(again) and not any("Question 0" in row for row in rows)
-    assert await place.verify() == () and (again == "talk") != any(isinstance(one, Removed) for one in chat.errors)
-    spent = [one.usage.get("input_tokens") for one in await place.summaries("talk")]
+    assert await storage.verify() == () and (again == "talk") != any(
+        isinstance(error, Removed) for error in chat.errors
+    )
+    spent = [row.usage.get("input_tokens") for row in await storage.summaries("talk")]
     assert spent == ([100] if again == "talk" else [])
-    await place.close()
+    await storage.close()
 
 
 async def test_a_compile_by_hand_is_refused_if_its_conversation_is_deleted_meanwhile() -> None:
@@ -387,8 +389,8 @@ async def test_an_unused_compile_is_recorded_with_its_cost(tmp_path: Path) -> No
     await chat.ours.aclose()
     store = SQLiteStore(tmp_path / "context.db")
     (info,) = await store.sessions()
-    paid = [one for one in await store.summaries(info.session_id) if one.usage]
-    assert [one.usage["input_tokens"] for one in paid] == [100] and "no request used it" in (paid[0].error or "")
+    paid = [row for row in await store.summaries(info.session_id) if row.usage]
+    assert [row.usage["input_tokens"] for row in paid] == [100] and "no request used it" in (paid[0].error or "")
     assert paid[0].status.startswith("skipped; made in the background") and not await store.verify()
     arguments = ["stats", "--db", str(tmp_path / "context.db"), "--json"]
     total = json.loads((await asyncio.to_thread(CliRunner().invoke, app, arguments)).stdout)["total"]
@@ -405,7 +407,7 @@ async def test_a_compile_is_shown_as_under_way_until_it_ends_however_long_the_ch
     chat, reader = Chat(gate, store=file), SQLiteStore(file, read_only=True)
 
     async def shown() -> list[str]:
-        return [one.model for one in await reader.perform(browse.calls_in_progress)]
+        return [call.model for call in await reader.perform(browse.calls_in_progress)]
 
     before = asyncio.all_tasks()
     await chat.until(lambda: gate.asked, conversation_id="a chat")

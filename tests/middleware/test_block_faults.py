@@ -92,9 +92,9 @@ async def test_a_question_has_its_answer_while_every_summary_fails(budget: int) 
 
 async def test_a_failing_ranking_beside_a_failing_summary_still_sends_the_last_good_view() -> None:
     counter, talker = Broken(), Talker(lambda messages, _: words(len(messages), 40))
-    given: dict[str, Any] = {"budget": 2_500, "counter": counter}
+    options: dict[str, Any] = {"budget": 2_500, "counter": counter}
     errors, views = list[Exception](), list[View]()
-    ours = compiler(Notes(RuntimeError("down")), on_error=errors.append, on_view=views.append, **given)
+    ours = compiler(Notes(RuntimeError("down")), on_error=errors.append, on_view=views.append, **options)
     history: list[ModelMessage] = []
     for number in range(16):
         counter.broken = number > 12
@@ -108,8 +108,8 @@ async def test_a_failing_ranking_beside_a_failing_summary_still_sends_the_last_g
 @pytest.mark.parametrize("stored", [True, False])
 async def test_a_processor_of_histories_sends_one_block_through_a_tool_loop(stored: bool, tmp_path: Path) -> None:
     """The host stores the processor's views, so each request of the loop starts from the view before it."""
-    given: Any = {"store": tmp_path / "record.db"} if stored else {"store": None}
-    processor = build_compiling_history_processor(budget=BUDGET, model="none", system=None, **given)
+    options: Any = {"store": tmp_path / "record.db"} if stored else {"store": None}
+    processor = build_compiling_history_processor(budget=BUDGET, model="none", system=None, **options)
     talker = Talker(["Fine.", *looking(3), *looking(1)])
     agent = Agent(talker.model, tools=[look], capabilities=[ProcessHistory(processor)])
     history: list[ModelMessage] = (await run(agent, "Hello.", message_history=past(), conversation_id="c")).messages
@@ -204,9 +204,9 @@ async def test_a_durable_run_that_is_replayed_sends_the_same_blocks(stored: bool
     _, history = await talked(compiler(budget=BUDGET, store=tmp_path / "first.db"), ["Hello."])
     sent: list[list[ModelMessage]] = []
     for file in ("first.db", "first.db" if stored else "second.db"):
-        given: Any = {"budget": BUDGET, "model": "none", "system": None, "store": tmp_path / file}
+        options: Any = {"budget": BUDGET, "model": "none", "system": None, "store": tmp_path / file}
         talker, _ = await talked(
-            Journalled(journal=journal, **given), [ASK], Talker(looking(2)), tools=[look], history=history
+            Journalled(journal=journal, **options), [ASK], Talker(looking(2)), tools=[look], history=history
         )
         sent += [request.messages for request in talker.sent]
     assert len(sent) == 6 and SECRET in block_of(sent[0], ASK)

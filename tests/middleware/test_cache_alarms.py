@@ -34,8 +34,8 @@ async def lived(turns: int, *others: Any, **wanted: Any) -> tuple[list[View], li
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     seen = Instrumentation(settings=InstrumentationSettings(tracer_provider=provider))
-    given: dict[str, Any] = {"model": "none", "store": None, "system": None, "budget": 9_000, "on_view": views.append}
-    ours = [] if wanted.get("budget", 0) is None else [ContextCompiler(**given | wanted)]
+    base: dict[str, Any] = {"model": "none", "store": None, "system": None, "budget": 9_000, "on_view": views.append}
+    ours = [] if wanted.get("budget", 0) is None else [ContextCompiler(**base | wanted)]
     with CachingServer(plan) as server:
         model = server.model(MODEL, settings={"anthropic_cache": True})
         agent = Agent(model, capabilities=[seen, *others, *ours], instructions="You are a clerk.")
@@ -52,18 +52,18 @@ async def lived(turns: int, *others: Any, **wanted: Any) -> tuple[list[View], li
 
 def alarms(spans: list[ReadableSpan]) -> Counter[str]:
     """Reasons that the host gives for caches that had less, and its events."""
-    found = Counter(str((span.attributes or {}).get("pydantic_ai.cache.collapse_reason")) for span in spans)
-    found["events"] = sum(event.name == "pydantic_ai.cache.collapse" for span in spans for event in span.events)
-    del found["None"]
-    return found
+    counts = Counter(str((span.attributes or {}).get("pydantic_ai.cache.collapse_reason")) for span in spans)
+    counts["events"] = sum(event.name == "pydantic_ai.cache.collapse" for span in spans for event in span.events)
+    del counts["None"]
+    return counts
 
 
 async def test_the_host_sees_a_compile_as_a_compaction() -> None:
     views, spans, _ = await lived(14)
     compiled = sum(view.status == "compiled" for view in views)
-    found = alarms(spans)
-    assert compiled >= 2 and found["compacted"] >= compiled and set(found) == {"compacted", "events"}
-    assert found["events"] == 0
+    counts = alarms(spans)
+    assert compiled >= 2 and counts["compacted"] >= compiled and set(counts) == {"compacted", "events"}
+    assert counts["events"] == 0
     marked = [bool((span.attributes or {}).get(COMPACTED)) for span in spans]
     assert marked == [view.status != "raw" for view in views]
 

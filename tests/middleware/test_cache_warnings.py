@@ -32,7 +32,7 @@ class Caching:
     async def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         text = snapshot([message for message in messages])
         pairs = enumerate(zip(text, self._before, strict=False))
-        shared = next((at for at, (one, other) in pairs if one != other), min(len(text), len(self._before)))
+        shared = next((index for index, (char, other) in pairs if char != other), min(len(text), len(self._before)))
         self._before, read = text, shared // 4
         usage = RequestUsage(
             input_tokens=len(text) // 4,
@@ -47,14 +47,14 @@ async def lived(turns: int, **wanted: Any) -> tuple[list[View], list[warnings.Wa
     """Views of a conversation, and the warnings of the harness beside it."""
     harness = import_module("pydantic_ai_harness.warn_on_cache_busts")
     views, history = list[View](), list[ModelMessage]()
-    given: dict[str, Any] = {"model": "none", "store": None, "system": None, "budget": 9_000, "on_view": views.append}
-    agent = Agent(Caching().model, capabilities=[harness.WarnOnCacheBusts(), ContextCompiler(**given | wanted)])
-    with warnings.catch_warnings(record=True) as found:
+    base: dict[str, Any] = {"model": "none", "store": None, "system": None, "budget": 9_000, "on_view": views.append}
+    agent = Agent(Caching().model, capabilities=[harness.WarnOnCacheBusts(), ContextCompiler(**base | wanted)])
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for turn in range(turns):
             asked = f"Question {turn}: {prose(turn, 450)}"
             history = (await agent.run(asked, message_history=history, conversation_id="talk")).all_messages()
-    return views, [one for one in found if issubclass(one.category, harness.CacheBustWarning)]
+    return views, [warning for warning in caught if issubclass(warning.category, harness.CacheBustWarning)]
 
 
 @pytest.mark.harness

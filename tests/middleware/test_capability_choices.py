@@ -51,7 +51,7 @@ async def test_the_recent_turns_that_the_caller_counts_stay_at_a_small_budget(wa
     chat = Chat(steps=0, words=150, recent_turns=wanted, budget=4_000, trigger=None)
     for number in range(22):
         await chat.turn(number)
-        prompts = [f"Question {one}: {prose(one + 1_000, 150)}" for one in range(max(0, number - wanted), number)]
+        prompts = [f"Question {turn}: {prose(turn + 1_000, 150)}" for turn in range(max(0, number - wanted), number)]
         assert all(prompt in chat.talker.last.text for prompt in prompts), number
     assert 2 <= chat.statuses.count("compiled") <= 8 and not chat.errors
 
@@ -60,7 +60,7 @@ async def test_recent_turns_that_cannot_be_kept_are_reported_once(caplog: pytest
     chat = Chat(steps=0, recent_turns=9, budget=1_500)
     for number in range(12):
         await chat.turn(number, long_history(30) if not number else None)
-    (said,) = [one.getMessage() for one in caplog.records if "recent_turns=9" in one.getMessage()]
+    (said,) = [record.getMessage() for record in caplog.records if "recent_turns=9" in record.getMessage()]
     assert "a larger budget or fewer turns would do" in said
 
 

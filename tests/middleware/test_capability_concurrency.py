@@ -134,7 +134,10 @@ async def test_concurrent_compilers_on_one_file_call_the_model_once_and_store_on
     notes = Notes(seconds=0.05)
     ours = [compiler(notes, budget=BUDGET, store=file) for _ in range(3)]
     talkers = [talking(1) for _ in ours]
-    agents = [Agent(talker.model, tools=[slow], capabilities=[one]) for talker, one in zip(talkers, ours, strict=True)]
+    agents = [
+        Agent(talker.model, tools=[slow], capabilities=[capability])
+        for talker, capability in zip(talkers, ours, strict=True)
+    ]
     await asyncio.gather(*(run(agent, "question", message_history=past(1)) for agent in agents))
     records = await ours[0].views()
     assert notes.asked == 1
@@ -144,7 +147,7 @@ async def test_concurrent_compilers_on_one_file_call_the_model_once_and_store_on
 async def test_concurrent_compilers_without_a_common_record_each_call_the_model() -> None:
     notes = Notes(seconds=0.05)
     ours = [compiler(notes, budget=BUDGET) for _ in range(3)]
-    agents = [Agent(Talker("done").model, capabilities=[one]) for one in ours]
+    agents = [Agent(Talker("done").model, capabilities=[capability]) for capability in ours]
     await asyncio.gather(*(run(agent, "question", message_history=past(1)) for agent in agents))
     assert notes.asked == 3
 
@@ -233,8 +236,8 @@ def test_event_loops_that_share_a_record_wait_for_the_answer_of_the_first(
     stores = [open_place(place) for _ in range(2)]
     perform: Any = stores[1].perform
 
-    async def watched(*given: Any, **named: Any) -> Any:
-        done = await perform(*given, **named)
+    async def watched(*arguments: Any, **named: Any) -> Any:
+        done = await perform(*arguments, **named)
         if done is False:  # the claim of a call
             waits.set()
         return done
@@ -251,14 +254,14 @@ def test_event_loops_that_share_a_record_wait_for_the_answer_of_the_first(
 
     assert in_threads(work, 2) == []
     says = "second" if fails else "first"
-    assert [one.asked for one in notes] == [1, int(fails)]
+    assert [writer.asked for writer in notes] == [1, int(fails)]
     assert [f"says the {says}" in talker.last.text for talker in talkers] == [not fails, True]
 
     async def on_record() -> None:
         views = await stores[0].views()
-        used = [one.compile for one in views if one.compile is not None and one.compile.summary is not None]
-        assert {one.raw_output for one in used} == {f"- **Goal**: survive, says the {says}"}
-        assert len(views) == 2 and len({one.summary_id for one in views}) == 1 + fails
+        used = [view.compile for view in views if view.compile is not None and view.compile.summary is not None]
+        assert {row.raw_output for row in used} == {f"- **Goal**: survive, says the {says}"}
+        assert len(views) == 2 and len({view.summary_id for view in views}) == 1 + fails
         assert await stores[0].verify() == ()
         await stores[0].close()
 

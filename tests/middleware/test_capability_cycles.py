@@ -27,16 +27,16 @@ def assert_stable(sent: Sequence[Sent], views: Sequence[View]) -> None:
 async def test_recalled_text_never_makes_a_view_larger_than_the_raw_history() -> None:
     ours = compiler(budget=3_000)
     rest = "The rest is in the log. " * 8
-    answer = [f"{at}: ticket {4700 + at % 7} is Maria's, queue q{at}. {rest}" for at in range(18)]
+    answer = [f"{index}: ticket {4700 + index % 7} is Maria's, queue q{index}. {rest}" for index in range(18)]
     agent = Agent(Talker(answer).model, capabilities=[ours])
     history: list[ModelMessage] = []
     for number in range(18):
         prompt = f"What about ticket {4700 + number % 7} of Maria? The queue, the retries, please."
         history = (await agent.run(prompt, message_history=history, conversation_id="desk")).all_messages()
     views = await ours.views()
-    recalled = [one for one in views if one.ledger["tokens"].get("recall")]
+    recalled = [view for view in views if view.ledger["tokens"].get("recall")]
     assert recalled, "nothing was recalled: the case shows nothing"
-    assert all(one.tokens_sent <= one.tokens_raw for one in views)
+    assert all(view.tokens_sent <= view.tokens_raw for view in views)
     assert ours.last_view is not None and ours.last_view.tokens_sent == views[0].tokens_sent
 
 
@@ -133,7 +133,7 @@ async def test_beside_instructions_of_three_quarters_of_the_budget_turns_of_a_qu
     fixed, turn = views[0].ledger["tokens"]["instructions and schemas"], sizes[9] - sizes[8]
     assert 0.7 < fixed / budget < 0.8 and 0.22 < turn / (budget - fixed) < 0.28
     statuses = [view.status for view in views]
-    assert all(one != other or one != "compiled" for one, other in pairwise(statuses)), statuses
+    assert all(status != other or status != "compiled" for status, other in pairwise(statuses)), statuses
     assert "compiled" in statuses and all(sent.tokens <= budget for sent in talker.sent)
 
 
@@ -207,7 +207,7 @@ async def test_concurrent_runs_of_one_conversation_share_one_compile(tmp_path: P
         *(run(agent, f"question {number}", message_history=history) for number, agent in enumerate(agents))
     )
     assert notes.asked == 1
-    assert [one.output for one in done] == ["done"] * 5
+    assert [result.output for result in done] == ["done"] * 5
     assert all("find out why the build fails" in talker.last.text for talker in talkers)
     assert [f"question {number}" in talker.last.text for number, talker in enumerate(talkers)] == [True] * 5
     assert len(await ours.views()) == 5

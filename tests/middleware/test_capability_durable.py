@@ -44,7 +44,7 @@ def test_a_replay_repeats_the_compile_and_the_inputs_of_the_run(tmp_path: Path) 
     assert result["output"] == "done" and result["requests"] == 3
     assert (tmp_path / "compiled").read_text().splitlines() == ["once"]
     sent = [json.loads(line) for line in (tmp_path / "sent").read_text().splitlines()]
-    assert len(sent) == 3 and all(later[: len(one)] == one for one, later in zip(sent, sent[1:], strict=False))
+    assert len(sent) == 3 and all(later[: len(first)] == first for first, later in zip(sent, sent[1:], strict=False))
     ours = [step.rpartition(".")[2] for step in result["steps"] if "context_compiler" in step]
     assert ours == ["begin", "compile"]
     assert result["views"] == ["raw", "compiled", "cycle", "cycle"] and result["ratio"] > 1.3
@@ -62,11 +62,11 @@ def test_a_temporal_workflow_is_replayed_with_its_compile(tmp_path: Path) -> Non
     """Its loop hears nothing of other threads and may open no file, but its requests are compiled and recorded."""
     result = program(sys.executable, "temporal", tmp_path, TEMPORAL or "")
     assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout.splitlines()[-1])
-    assert found["output"] == "done" and found["compiled"] == ["once"]
-    assert found["views"] == ["compiled", "cycle", "cycle"]
-    assert [name.rpartition("__")[2] for name in found["activities"]] == ["begin", "compile"]
-    first, second, third = found["sent"]
+    outcome = json.loads(result.stdout.splitlines()[-1])
+    assert outcome["output"] == "done" and outcome["compiled"] == ["once"]
+    assert outcome["views"] == ["compiled", "cycle", "cycle"]
+    assert [name.rpartition("__")[2] for name in outcome["activities"]] == ["begin", "compile"]
+    first, second, third = outcome["sent"]
     assert len(first) < 20 and second[: len(first)] == first and third[: len(second)] == second
 
 
@@ -81,6 +81,6 @@ def prefect_starts() -> bool:
 def test_a_prefect_flow_is_repeated_with_its_compile(tmp_path: Path) -> None:
     result = program(sys.executable, "prefect", tmp_path)
     assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout.splitlines()[-1])
-    assert found["tried"] == ["done", "done"] and found["compiled"] == ["once"]
-    assert len(found["sent"]) == 3 and found["views"] == ["compiled", "cycle", "cycle"]
+    outcome = json.loads(result.stdout.splitlines()[-1])
+    assert outcome["tried"] == ["done", "done"] and outcome["compiled"] == ["once"]
+    assert len(outcome["sent"]) == 3 and outcome["views"] == ["compiled", "cycle", "cycle"]

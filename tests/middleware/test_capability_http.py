@@ -58,8 +58,8 @@ class Talk:
 
     def __init__(self, server: Any, name: str, **wanted: Any) -> None:
         self.views, self.errors = list[View](), list[Exception]()
-        given = {"budget": 1_500, "on_view": self.views.append, "on_error": self.errors.append, **wanted}
-        self.ours = compiler(Notes(), **given)
+        options = {"budget": 1_500, "on_view": self.views.append, "on_error": self.errors.append, **wanted}
+        self.ours = compiler(Notes(), **options)
         self.agent = Agent(
             server.model(name),
             tools=tools(),
@@ -103,7 +103,7 @@ WISHES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("provider", SERVERS)
 @pytest.mark.parametrize(
-    "wanted", [WISHES[0], *(pytest.param(one, marks=pytest.mark.slow) for one in WISHES[1:])], ids=str
+    "wanted", [WISHES[0], *(pytest.param(wish, marks=pytest.mark.slow) for wish in WISHES[1:])], ids=str
 )
 async def test_a_conversation_with_tools_is_accepted_throughout(provider: str, wanted: dict[str, Any]) -> None:
     kind, name = SERVERS[provider]
@@ -178,7 +178,7 @@ ANYWAY = {
 
 
 @pytest.mark.parametrize(
-    "where", ["before", *(pytest.param(one, marks=pytest.mark.slow) for one in ("alone", "after"))]
+    "where", ["before", *(pytest.param(position, marks=pytest.mark.slow) for position in ("alone", "after"))]
 )
 @pytest.mark.parametrize("provider", SERVERS)
 async def test_a_broken_history_is_accepted(provider: str, where: str) -> None:

@@ -56,7 +56,7 @@ async def test_a_raw_history_that_is_too_long_is_retried_with_less(provider: str
         done = await talk.ask(way, usage_limits=UsageLimits(request_limit=1))
         assert server.statuses == [400, 200] and done.requests == 1 and not talk.errors
         assert [view.status for view in talk.views] == ["raw", "compiled"]
-        assert all(kept is given for kept, given in zip(done.messages, PAST, strict=False))
+        assert all(kept is original for kept, original in zip(done.messages, PAST, strict=False))
         more = await talk.ask(way, done.messages)
         assert server.statuses == [400, 200, 200], "what was learnt holds in the next run"
         assert more.requests == 1 and talk.views[-1].status == "cycle"
@@ -174,7 +174,7 @@ async def test_a_retry_is_the_request_that_the_host_would_send() -> None:
     await WAYS["run"](Agent(talker.model, tools=[look], capabilities=[ours]), "and now?", message_history=history)
     kinds = [[message.kind for message in view.messages] for view in views]
     assert kinds == [[message.kind for message in sent.messages] for sent in talker.sent] and len(kinds) == 2
-    assert all(one != other for sent in talker.sent for one, other in pairwise(m.kind for m in sent.messages))
+    assert all(kind != other for sent in talker.sent for kind, other in pairwise(m.kind for m in sent.messages))
 
 
 async def test_dropping_tool_exchanges_leaves_no_two_responses_in_a_row() -> None:
@@ -183,7 +183,7 @@ async def test_dropping_tool_exchanges_leaves_no_two_responses_in_a_row() -> Non
     talker = Talker(["fine"])
     ours = compiler(budget=20_000, tool_history="drop", every_turn=True, recent_turns=3)
     await WAYS["run"](Agent(talker.model, tools=[look], capabilities=[ours]), "and now?", message_history=history)
-    assert all(one != other for one, other in pairwise(m.kind for m in talker.last.messages))
+    assert all(kind != other for kind, other in pairwise(m.kind for m in talker.last.messages))
     assert "Let me see." in talker.last.text and "it is blue" in talker.last.text
 
 

@@ -40,8 +40,8 @@ async def test_content_is_not_stored_if_the_record_excludes_it(tmp_path: Path, k
         if record.compile is not None:
             assert not unexplained(record.compile) and record.compile.compiled_prompt is None
     assert await kept.ours.transcript("x") == []
-    found = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-    assert SECRET.encode() not in found and b"Question 1" not in found and b"find out why" not in found
+    stored = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert SECRET.encode() not in stored and b"Question 1" not in stored and b"find out why" not in stored
     assert kept.ours.last_view is not None and kept.ours.last_view.record is not None
 
 

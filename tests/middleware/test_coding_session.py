@@ -54,9 +54,9 @@ def test_no_file_is_read_twice_in_a_session_of_sixty_prompts(session: ModuleType
     assert len(sent) == len(server.statuses) and max(sent) <= views[-1].budget == 32_000
     assert {"raw", "compiled", "cycle"} <= {view.status for view in views}
     for turn, answer in enumerate(answers):
-        one, other = session.retries(turn), session.retries(turn + 1)
+        retries, other = session.retries(turn), session.retries(turn + 1)
         assert answer == (
-            str(session.retries(turn // 2 * 11 % turn)) if turn % 2 else f"module_{turn + (other > one)}.py"
+            str(session.retries(turn // 2 * 11 % turn)) if turn % 2 else f"module_{turn + (other > retries)}.py"
         )
 
 

@@ -113,10 +113,10 @@ class Life(LiveConversation):
     """A conversation of many turns in which a fact is told early and asked for at the end."""
 
     def __init__(self, budget: int | None = BUDGET, script: Any = "answer " * 60, **wanted: Any) -> None:
-        given = {name: wanted.pop(name) for name in ("tools", "output_type", "instructions") if name in wanted}
+        options = {name: wanted.pop(name) for name in ("tools", "output_type", "instructions") if name in wanted}
         self.writer, self.talker, self.views = Notes("All went on as planned."), Talker(script), list[View]()
         self.ours = compiler(self.writer, budget=budget, on_view=self.views.append, **wanted)
-        agent = Agent[Any, Any](self.talker.model, capabilities=[self.ours], **given)
+        agent = Agent[Any, Any](self.talker.model, capabilities=[self.ours], **options)
         super().__init__(agent=agent, model=self.talker.model, arguments={"conversation_id": "c"})
 
     async def turn(self, prompt: Any, carry: Carry = whole, **given: Any) -> None:
@@ -253,13 +253,13 @@ async def test_histories_that_a_front_end_rebuilds_keep_their_cycle() -> None:
     await (await Life().live(rebuilt)).assert_few_compiles()
 
 
-def typed(*given: Any, **wanted: Any) -> Life:
+def typed(*arguments: Any, **wanted: Any) -> Life:
     """A conversation whose answers are objects."""
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> Any:
         return [("final_result", {"text": "answer " * 60})]
 
-    return Life(*given, script=answer, output_type=Told, **wanted)
+    return Life(*arguments, script=answer, output_type=Told, **wanted)
 
 
 class Told(BaseModel):
@@ -274,8 +274,8 @@ async def test_structured_answers_do_not_count_as_tool_work() -> None:
 async def test_structured_answers_keep_their_cycle_where_all_turns_before_are_left_out(wanted: dict[str, Any]) -> None:
     plain, life = Life(1_000, **wanted), typed(1_000, **wanted)
     for number in range(26):
-        for one in (plain, life):
-            await one.turn(matter(number))
+        for conversation in (plain, life):
+            await conversation.turn(matter(number))
     await life.assert_few_compiles(plain)
 
 
@@ -361,7 +361,7 @@ async def test_text_added_to_a_prompt_and_removed_from_the_history_keeps_the_con
     """As applications do that retrieve documents for each prompt and store what the user typed."""
 
     def stripped(history: list[ModelMessage]) -> list[ModelMessage]:
-        return [replace(one, parts=[_as_typed(part) for part in one.parts]) for one in history]  # pyright: ignore
+        return [replace(message, parts=[_as_typed(part) for part in message.parts]) for message in history]  # pyright: ignore
 
     async def lived(documents: int) -> Life:
         life = kind(2_000)

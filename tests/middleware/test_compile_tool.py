@@ -29,8 +29,8 @@ class Working:
         self.errors: list[Exception] = []
         self.notes = notes or Notes(NOTES)
         self.talker = Talker(steps)
-        given = {"budget": 40_000, "recall": 0, "compile_tool": True, **wanted}
-        self.ours = compiler(self.notes, on_view=self.views.append, on_error=self.errors.append, **given)
+        options = {"budget": 40_000, "recall": 0, "compile_tool": True, **wanted}
+        self.ours = compiler(self.notes, on_view=self.views.append, on_error=self.errors.append, **options)
         self.agent = Agent(self.talker.model, tools=[look], capabilities=[self.ours])
 
     async def turn(self, prompt: str, history: list[ModelMessage] | None = None) -> list[ModelMessage]:
@@ -79,7 +79,7 @@ async def test_the_tool_refuses_if_it_would_save_little() -> None:
 
 
 async def test_old_tool_exchanges_of_the_same_turn_go_too() -> None:
-    steps = [[("look", {"path": f"file_{at}"})] for at in range(8)]
+    steps = [[("look", {"path": f"file_{number}"})] for number in range(8)]
     work = Working(*steps, ASK, "done")
     messages = await work.turn("Read all files.")
     assert len(answers(messages, "look")) == 8 and answers(messages)[0].startswith("From the next request on")

@@ -100,7 +100,7 @@ async def test_a_window_is_saved_after_the_whole(store: ConversationStore) -> No
     window = await store.load("c", limit=2)
     assert window is not None
     window.messages += said("g", "h")
-    assert texts([one.message for one in await store.save(window)]) == ["g", "h"]
+    assert texts([entry.message for entry in await store.save(window)]) == ["g", "h"]
     loaded = await store.load("c")
     assert loaded is not None and texts(loaded.messages) == list("abcdefgh")
 
@@ -109,7 +109,10 @@ async def test_each_message_is_stored_once(store: ConversationStore) -> None:
     conversation = await begin(store, *"abcd")
     assert await store.save(conversation) == []
     entries = await store.load_entries("c")
-    assert entries is not None and [one.parent_id for one in entries] == [None, *[one.id for one in entries[:-1]]]
+    assert entries is not None and [entry.parent_id for entry in entries] == [
+        None,
+        *[entry.id for entry in entries[:-1]],
+    ]
     assert await store.read_entry(entries[2].id) == entries[2]
     conversation.messages += said("e")
     [new] = await store.save(conversation)
@@ -118,10 +121,10 @@ async def test_each_message_is_stored_once(store: ConversationStore) -> None:
 
 async def test_a_stale_copy_is_refused(store: ConversationStore) -> None:
     await begin(store, *"ab")
-    one, other = await store.load("c"), await store.load("c")
-    assert one is not None and other is not None
-    one.messages += said("c")
-    await store.save(one)
+    conversation, other = await store.load("c"), await store.load("c")
+    assert conversation is not None and other is not None
+    conversation.messages += said("c")
+    await store.save(conversation)
     other.messages += said("d")
     with pytest.raises(ConversationConflict):
         await store.save(other)
@@ -134,11 +137,11 @@ async def test_a_stale_copy_is_refused(store: ConversationStore) -> None:
 async def test_only_one_of_two_concurrent_writers_succeeds(store: ConversationStore) -> None:
     await begin(store, *"ab")
     copies = [await store.load("c") for _ in range(5)]
-    for at, one in enumerate(copies):
-        assert one is not None
-        one.messages += said(f"writer {at}")
-    done = await asyncio.gather(*(store.save(one) for one in copies if one), return_exceptions=True)
-    assert sorted(isinstance(one, ConversationConflict) for one in done) == [False, True, True, True, True]
+    for number, conversation in enumerate(copies):
+        assert conversation is not None
+        conversation.messages += said(f"writer {number}")
+    done = await asyncio.gather(*(store.save(copy) for copy in copies if copy), return_exceptions=True)
+    assert sorted(isinstance(result, ConversationConflict) for result in done) == [False, True, True, True, True]
 
 
 async def test_a_branch_leaves_the_old_history_stored(store: ConversationStore) -> None:
@@ -172,7 +175,7 @@ async def test_a_fork_shares_its_entries(store: ConversationStore) -> None:
     await store.save(forked)
     trunk, fork = await store.load_entries("c"), await store.load_entries("f")
     assert trunk is not None and fork is not None
-    assert fork[:2] == trunk[:2] and texts([one.message for one in fork]) == list("abx")
+    assert fork[:2] == trunk[:2] and texts([entry.message for entry in fork]) == list("abx")
     record = await store.read_record("f")
     assert record is not None and (record.forked_from, record.forked_at) == ("c", trunk[1].id)
     with pytest.raises(ConversationConflict):
@@ -209,14 +212,14 @@ async def test_lists_are_newest_first(store: ConversationStore) -> None:
     first = await store.load("a")
     assert first is not None
     await store.save(first)
-    assert [one.conversation_id for one in await store.list_conversations()] == ["a", "c", "b"]
-    assert [one.conversation_id for one in await store.list_conversations(limit=1)] == ["a"]
+    assert [conversation.conversation_id for conversation in await store.list_conversations()] == ["a", "c", "b"]
+    assert [conversation.conversation_id for conversation in await store.list_conversations(limit=1)] == ["a"]
 
 
 async def test_a_scope_restricts_the_conversations(store: ConversationStore) -> None:
     for name, scope in (("a", "ann"), ("b", "bob"), ("c", None)):
         await begin(store, "x", id=name, scope=scope)
-    assert [one.conversation_id for one in await store.list_conversations(scope="ann")] == ["a"]
+    assert [conversation.conversation_id for conversation in await store.list_conversations(scope="ann")] == ["a"]
     assert await store.load("a", scope="bob") is None and await store.load("a", scope="ann") is not None
     await store.delete("a", scope="bob")
     assert await store.load("a") is not None
@@ -260,9 +263,9 @@ async def test_changing_a_saved_conversation_does_not_change_the_store(store: Co
 async def test_another_process_continues_a_conversation(tmp_path: Path) -> None:
     for turn in range(3):
         store = RecordConversationStore(tmp_path / "context.db")
-        found = await store.load("c") or Conversation(conversation_id="c")
-        assert len(found.messages) == 2 * turn
-        await store.save(await Agent(TestModel()).run(f"turn {turn}", conversation=found))
+        conversation = await store.load("c") or Conversation(conversation_id="c")
+        assert len(conversation.messages) == 2 * turn
+        await store.save(await Agent(TestModel()).run(f"turn {turn}", conversation=conversation))
         await store.close()
 
 
@@ -294,11 +297,11 @@ async def test_a_fact_of_the_first_turn_is_recalled_through_a_window(tmp_path: P
     await store.close()
 
 
-@pytest.mark.parametrize("place", ["context.db", "postgres"])
+@pytest.mark.parametrize("location", ["context.db", "postgres"])
 async def test_a_fact_of_the_first_turn_is_recalled_at_the_thirtieth(
-    request: pytest.FixtureRequest, tmp_path: Path, place: str
+    request: pytest.FixtureRequest, tmp_path: Path, location: str
 ) -> None:
-    path = request.getfixturevalue("postgres_url") if place == "postgres" else tmp_path / place
+    path = request.getfixturevalue("postgres_url") if location == "postgres" else tmp_path / location
     store, talker = RecordConversationStore(path), Talker()
     agent = Agent(talker.model, capabilities=[compiler(store=path, budget=1_000)])
     window = Conversation(conversation_id="c")
@@ -306,9 +309,9 @@ async def test_a_fact_of_the_first_turn_is_recalled_at_the_thirtieth(
         asked = {1: "My badge has the number ZX-47110815.", 30: "What number has my badge?"}.get(turn)
         asked = asked or f"Tell me about plant {turn}: {'it grows by the water. ' * 40}"
         await store.save(await agent.run(asked, conversation=window))
-        found = await store.load("c", limit=8)
-        assert found is not None and len(found.messages) == min(8, 2 * turn)
-        window = found
+        loaded = await store.load("c", limit=8)
+        assert loaded is not None and len(loaded.messages) == min(8, 2 * turn)
+        window = loaded
     assert "ZX-47110815" in talker.last.text and talker.last.tokens <= 1_000
     assert "plant 5:" not in talker.last.text
     whole = await store.load("c")
@@ -347,8 +350,8 @@ async def test_scopes_are_owners(tmp_path: Path) -> None:
     await begin(store, "a secret of Ann: 47110815", "ok", *"abcdef", id="a", scope="ann")
     await store.fork("a", scope="bob", new_conversation_id="f")
     talker = Talker()
-    given = compiler(store=path, owner=lambda ctx: ctx.deps, budget=8_000)
-    agent = Agent(talker.model, deps_type=str, capabilities=[given])
+    capability = compiler(store=path, owner=lambda ctx: ctx.deps, budget=8_000)
+    agent = Agent(talker.model, deps_type=str, capabilities=[capability])
     await agent.run("now?", deps="ann", conversation=await store.load("a", limit=2, scope="ann"))
     assert "47110815" in talker.last.text
     await agent.run("now?", deps="bob", conversation=await store.load("a", limit=2, scope="ann"))

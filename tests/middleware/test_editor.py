@@ -44,7 +44,7 @@ def test_signatures_are_complete() -> None:
         if inspect.isclass(value) and (issubclass(value, Enum | Exception) or getattr(value, "_is_protocol", False)):
             continue
         parameters = inspect.signature(value).parameters.values()
-        assert not [one for one in parameters if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)], name
+        assert not [param for param in parameters if param.kind in (param.VAR_POSITIONAL, param.VAR_KEYWORD)], name
 
 
 def test_values_are_short() -> None:

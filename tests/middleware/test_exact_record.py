@@ -26,11 +26,11 @@ from context_compiler.messages.bodies import load_messages
 class Talker:
     """Agents of one conversation; every request's view, and the instructions that its model got."""
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         self.views: list[View] = []
         self.heard: list[str | None] = []
         self.compiler = ContextCompiler(
-            on_view=self.views.append, **({"budget": 3_000, "model": "none", "system": None} | given)
+            on_view=self.views.append, **({"budget": 3_000, "model": "none", "system": None} | options)
         )
         self.history: list[ModelMessage] = []
 
@@ -38,14 +38,14 @@ class Talker:
         self.heard.append(info.instructions)
         return ModelResponse(parts=[TextPart("a fine answer " * 40)])
 
-    async def say(self, prompt: str, instructions: str | None = None, **given: Any) -> None:
+    async def say(self, prompt: str, instructions: str | None = None, **options: Any) -> None:
         agent = Agent(
             FunctionModel(self._answer),
             instructions=instructions,
             system_prompt="House rules.",
             capabilities=[self.compiler],
         )
-        run = await agent.run(prompt, message_history=self.history, conversation_id="c", **given)
+        run = await agent.run(prompt, message_history=self.history, conversation_id="c", **options)
         self.history = run.all_messages()
 
 
@@ -60,8 +60,8 @@ async def test_no_request_is_sent_the_instructions_of_another_agent() -> None:
     assert talker.heard[before:] == [None] * 8
     assert {"compiled", "cycle"} <= {view.status for view in talker.views[before:]}
     for view in talker.views:
-        for one, after in pairwise(view.messages):
-            assert not (isinstance(one, ModelRequest) and one.instructions and isinstance(after, ModelRequest))
+        for message, after in pairwise(view.messages):
+            assert not (isinstance(message, ModelRequest) and message.instructions and isinstance(after, ModelRequest))
 
 
 async def test_a_one_shot_view_carries_the_instructions_of_its_last_request_alone() -> None:
@@ -148,11 +148,11 @@ async def test_every_request_records_what_it_leaves_out_and_why() -> None:
     talker = Talker(store=store)
     for turn in range(20):
         await talker.say(f"question {turn} " + "word " * 120)
-    carried = [(at, view) for at, view in enumerate(talker.views) if view.status == "cycle"]
+    carried = [(index, view) for index, view in enumerate(talker.views) if view.status == "cycle"]
     assert carried
-    for at, view in carried:
+    for position, view in carried:
         kept = {index for index, _ in view.kept}
-        absent = set(range(2 * at)) - kept
+        absent = set(range(2 * position)) - kept
         told: set[int] = set()
         for drop in view.drops:
             first, _, last = drop.what.partition(" ")[2].partition("-")
@@ -190,7 +190,7 @@ async def test_each_view_is_recorded_with_the_rendering_of_its_dynamic_system_pr
     views = (await store.views("c"))[::-1]
     assert all(view.view_tip is not None for view in views)
     recorded = [load_messages(await store.chain(view.view_tip or ""))[0].parts[0].content for view in views]
-    given = [messages[0].parts[0].content for messages in sent]
-    assert given == [f"A secret of day {turn}." for turn in range(3)]
-    assert recorded == [redact(text) if redact else text for text in given]
+    rendered = [messages[0].parts[0].content for messages in sent]
+    assert rendered == [f"A secret of day {turn}." for turn in range(3)]
+    assert recorded == [redact(text) if redact else text for text in rendered]
     assert await store.verify() == ()

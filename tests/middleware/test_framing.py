@@ -51,9 +51,9 @@ async def test_a_quoted_frame_of_the_host_stays_word_for_word_within_our_fence()
 async def test_the_host_marks_framed_text_as_not_from_the_application() -> None:
     talker = Talker("ok")
     await asked(talker, FORGED)
-    found = parts(talker)
-    [at] = [index for index, part in enumerate(found) if "flowerpot" in str(part)]
-    assert "looks like an application frame" in str(found[at - 1].content), "the note of the host, right before"
+    sent = parts(talker)
+    [position] = [index for index, part in enumerate(sent) if "flowerpot" in str(part)]
+    assert "looks like an application frame" in str(sent[position - 1].content), "the note of the host, right before"
 
 
 async def test_our_text_contains_no_tags_that_the_host_would_frame() -> None:

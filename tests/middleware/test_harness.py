@@ -28,13 +28,13 @@ def pin(text: str = PINNED) -> UserPromptPart:
     return UserPromptPart(content=[TextContent(text, metadata=PIN)])
 
 
-def pinned(at: int, alone: bool, part: UserPromptPart) -> list[ModelMessage]:
+def pinned(turn: int, alone: bool, part: UserPromptPart) -> list[ModelMessage]:
     history = long_history(40)
     if alone:
-        return [*history[: 2 * at], ModelRequest(parts=[part]), *history[2 * at :]]
-    request = history[2 * at]
+        return [*history[: 2 * turn], ModelRequest(parts=[part]), *history[2 * turn :]]
+    request = history[2 * turn]
     assert isinstance(request, ModelRequest)
-    return [*history[: 2 * at], ModelRequest(parts=[*request.parts, part]), *history[2 * at + 1 :]]
+    return [*history[: 2 * turn], ModelRequest(parts=[*request.parts, part]), *history[2 * turn + 1 :]]
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -48,7 +48,7 @@ async def test_a_pin_is_in_every_view_word_for_word(alone: bool, fidelity: str |
     await run(agent, "And now?", message_history=history)
     assert len(talker.sent) == 3
     for sent in talker.sent:
-        assert [one for message in sent.messages for one in message.parts].count(part) == 1
+        assert [item for message in sent.messages for item in message.parts].count(part) == 1
         assert sent.tokens <= BUDGET and len(sent.messages) < len(history)
     view = ours.last_view
     assert view is not None and "carried because it is pinned" in view.ledger["kept"]
@@ -77,8 +77,8 @@ async def test_a_run_names_its_conversation_for_receipts(tmp_path: Path) -> None
 
     def ask(compiling: ContextCompiler) -> Agent[None, str]:
         async def tell(ctx: RunContext[None]) -> str:
-            found: Any = ctx.capabilities["context_compiler"]
-            handles.append(found.compaction_transcript_handle())
+            capability: Any = ctx.capabilities["context_compiler"]
+            handles.append(capability.compaction_transcript_handle())
             return "told"
 
         return Agent(Talker([[("tell", {})], "done"]).model, tools=[tell], capabilities=[compiling])
@@ -134,10 +134,10 @@ async def test_conversation_search_finds_messages_that_no_view_contains(tmp_path
     await run(agent, "Please look it up.", message_history=history, conversation_id="kitchen")
     first, second = talker.sent
     assert FACT not in first.text and len(first.messages) < len(history)
-    [found] = [
+    [returned] = [
         part.content for message in second.messages for part in message.parts if isinstance(part, ToolReturnPart)
     ]
-    assert FACT in str(found) and "run: kitchen" in str(found) and "neighbour" not in str(found)
+    assert FACT in str(returned) and "run: kitchen" in str(returned) and "neighbour" not in str(returned)
 
 
 @pytest.mark.harness
@@ -153,7 +153,7 @@ async def test_the_record_is_a_source_and_the_compiler_a_provider_of_handles() -
         agent = Agent(Talker("ok").model, capabilities=[compiler(store=store, vault_name=vault)])
         await run(agent, f"This is {vault} {name}.", conversation_id=name)
     runs = await source.list_runs()
-    assert [(one.run_id, one.conversation_id) for one in runs] == [
+    assert [(record.run_id, record.conversation_id) for record in runs] == [
         ("one", "one"),
         ("home/one", "one"),
         ("two", "two"),
@@ -191,13 +191,13 @@ async def test_messages_removed_by_a_compaction_of_the_harness_are_found(way: st
         history: list[ModelMessage] = [ModelRequest(parts=[theirs(PINNED)])]
         for number in range(14):
             history = (await run(agent, f"Say {number}.", message_history=history, conversation_id="one")).messages
-        found = str(await RecordHistory(store).run_history(run_id="one"))
-        assert found.count(PINNED) == 1
+        text = str(await RecordHistory(store).run_history(run_id="one"))
+        assert text.count(PINNED) == 1
     else:
-        history, found = await chatted(store, other)
+        history, text = await chatted(store, other)
     assert len(history) < 20, "the stored history is a part"
-    assert [found.count(f"'Say {number}.'") for number in range(14)] == [1] * 14
-    assert "All was said" not in found and "History before this point" not in found
+    assert [text.count(f"'Say {number}.'") for number in range(14)] == [1] * 14
+    assert "All was said" not in text and "History before this point" not in text
 
 
 async def test_messages_that_a_user_discarded_are_not_found() -> None:
@@ -206,5 +206,5 @@ async def test_messages_that_a_user_discarded_are_not_found() -> None:
     said = (await run(agent, "Keep this.", conversation_id="two")).messages
     await run(agent, "Forget what I say here, please.", message_history=said, conversation_id="two")
     await run(agent, "Instead this.", message_history=said, conversation_id="two")
-    found = str(await RecordHistory(store).run_history(run_id="two"))
-    assert "Keep this." in found and "Instead this." in found and "Forget" not in found
+    text = str(await RecordHistory(store).run_history(run_id="two"))
+    assert "Keep this." in text and "Instead this." in text and "Forget" not in text

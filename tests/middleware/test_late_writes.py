@@ -112,19 +112,19 @@ def given_up(faulty: Faulty) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("place", "way", "known"),
+    ("place", "way", "recorded"),
     [
-        *(("sqlite", way, known) for way in WAYS for known in (False, True)),
+        *(("sqlite", way, recorded) for way in WAYS for recorded in (False, True)),
         ("postgres", delete, True),
         ("postgres", by_another_process, False),
         ("postgres", by_all_that_is_old, False),
     ],
     indirect=["place"],
 )
-async def test_data_deleted_before_a_delayed_write_stays_deleted(place: Place, way: Any, known: bool) -> None:
+async def test_data_deleted_before_a_delayed_write_stays_deleted(place: Place, way: Any, recorded: bool) -> None:
     store = place.open()
     faulty = Faulty(Notes(), store=store, owner="ann")
-    if known:
+    if recorded:
         await faulty.ask("first", conversation_id="talk")
     release = await place.lock()
     await faulty.ask(SECRET, conversation_id="talk")
@@ -134,13 +134,13 @@ async def test_data_deleted_before_a_delayed_write_stays_deleted(place: Place, w
     await faulty.ask("something else", conversation_id="other")
     everyone = store.scoped(None)
     assert [info.session_id for info in await everyone.sessions()] == ["other"]
-    assert not any("pelican" in str(row) for row in [one async for one in everyone.export()])
+    assert not any("pelican" in str(row) for row in [row async for row in everyone.export()])
     (told,) = given_up(faulty)
     assert told.startswith("2 writes that waited") and "something was deleted" in told
     assert await everyone.verify() == ()
     await store.close()
     if isinstance(place.address, Path):
-        assert b"pelican" not in b"".join(one.read_bytes() for one in place.address.parent.iterdir())
+        assert b"pelican" not in b"".join(file.read_bytes() for file in place.address.parent.iterdir())
 
 
 async def test_an_earlier_deletion_does_not_block_a_delayed_write(place: Place) -> None:
@@ -200,33 +200,33 @@ async def test_delayed_writes_that_are_too_old_or_too_many_are_reported(
     release()
     await faulty.ours.aclose()
     assert {info.session_id for info in await store.sessions()} == ({"two"} if name == "LATE" else set[str]())
-    assert sum(int(one.split()[0]) for one in given_up(faulty)) == (2 if name == "LATE" else 4)
-    assert all(why in one for one in given_up(faulty))
+    assert sum(int(error.split()[0]) for error in given_up(faulty)) == (2 if name == "LATE" else 4)
+    assert all(why in error for error in given_up(faulty))
 
 
 async def test_the_first_request_waits_too_where_nothing_could_be_read(tmp_path: Path) -> None:
-    place = tmp_path / "folder"
-    place.write_text("in the way")
-    faulty = Faulty(Notes(), store=place / "context.db")
+    folder = tmp_path / "folder"
+    folder.write_text("in the way")
+    faulty = Faulty(Notes(), store=folder / "context.db")
     await faulty.ask(conversation_id="talk")
     assert faulty.ours.last_view is not None and not given_up(faulty)
-    place.unlink()
+    folder.unlink()
     await faulty.ours.aclose()
     assert len(await faulty.ours.views("talk")) == 1 and not given_up(faulty)
 
 
 async def test_nothing_is_delayed_for_an_unknown_owner(tmp_path: Path) -> None:
-    store, known = SQLiteStore(tmp_path / "context.db"), ["ann"]
+    store, owners = SQLiteStore(tmp_path / "context.db"), ["ann"]
     await store.verify()
 
     def named(context: object) -> str:
-        return known[0]
+        return owners[0]
 
     faulty = Faulty(Notes(), store=store, owner=named)
     release = locked(store.path)
     for session in ("one", "two"):  # with two writes each, after which the record is left alone
         await faulty.ask(conversation_id=session)
-    known.clear()
+    owners.clear()
     await faulty.ask(SECRET, conversation_id="three")
     release()
     await faulty.ours.aclose()
@@ -272,7 +272,7 @@ async def test_reads_and_manual_steps_include_delayed_writes(tmp_path: Path) -> 
         else:
             pin = await faulty.ours.pin("talk", len(faulty.done.messages) - 2)
             assert pin.text == "What is the pelican's pin?"
-    assert [one.turn_index for one in await store.views("talk")] == [2, 1, 0] and await store.verify() == ()
+    assert [view.turn_index for view in await store.views("talk")] == [2, 1, 0] and await store.verify() == ()
 
 
 async def test_manual_steps_do_not_use_deleted_data_from_memory(tmp_path: Path) -> None:
@@ -280,9 +280,9 @@ async def test_manual_steps_do_not_use_deleted_data_from_memory(tmp_path: Path) 
     faulty = Faulty(store=store)
     await faulty.ask(SECRET, conversation_id="talk")
     await store.delete("talk")
-    for name, *given in (("pin", "pelican"), ("compile_now",), ("preview",), ("undo_compile",)):
+    for name, *arguments in (("pin", "pelican"), ("compile_now",), ("preview",), ("undo_compile",)):
         with pytest.raises(StoreError, match="nothing of it is on the record"):
-            await getattr(faulty.ours, name)("talk", *given)
+            await getattr(faulty.ours, name)("talk", *arguments)
     assert [row async for row in store.export()] == [] and not faulty.errors
 
 
@@ -303,7 +303,7 @@ async def test_a_window_is_not_joined_with_deleted_messages_from_memory(place: P
     assert await store.delete("talk") == 3 + (not waits)
     await faulty.ask("second", conversation_id="talk")
     assert "pelican" not in faulty.talker.last.text and "other one" in faulty.talker.last.text
-    assert not any("pelican" in str(row) for row in [one async for one in store.export()])
+    assert not any("pelican" in str(row) for row in [row async for row in store.export()])
     await store.close()
 
 
@@ -358,7 +358,7 @@ async def test_delayed_requests_of_a_conversation_stay_in_order_with_any_writer(
     store.gate.set()
     await beside
     await faulty.ours.aclose()
-    newer, older = [str(load_messages(await store.chain(str(one.raw_tip)))[-1]) for one in await store.views("talk")]
+    newer, older = [str(load_messages(await store.chain(str(view.raw_tip)))[-1]) for view in await store.views("talk")]
     assert "second" in newer and "first" in older
     assert len(await store.transcript("talk")) == len(faulty.done.messages) and store.entered == [
         "talk",
@@ -412,7 +412,7 @@ async def test_lost_writes_are_counted_on_the_record_once_it_works_again(
     await faulty.ask(conversation_id="talk")
     await faulty.ask(conversation_id="talk")
     count = await store.perform(rows.lost)
-    assert count == 2 == sum(int(one.split()[0]) for one in given_up(faulty))
+    assert count == 2 == sum(int(error.split()[0]) for error in given_up(faulty))
     assert sum("2 writes were lost" in str(error) for error in faulty.errors) == 1
     await store.close()
 

@@ -48,8 +48,8 @@ class Talk(Chat):
         """Ask in turn; the text of the last request."""
         for prompt in prompts:
             self._left = 0
-            given = {"conversation_id": self.name} if self.name else {}
-            result = await self.agent.run(prompt, message_history=self.messages, **given)
+            options = {"conversation_id": self.name} if self.name else {}
+            result = await self.agent.run(prompt, message_history=self.messages, **options)
             self.messages = result.all_messages()
         return self.talker.last.text
 
@@ -300,9 +300,9 @@ async def test_a_pin_that_cannot_fit_is_refused_with_the_remedy() -> None:
         await talk.ours.pin("talk", "a long one")
     with pytest.raises(SettingsError, match="no such message; give turn 1 to turn 5"):
         await talk.ours.pin("talk", "turn 77")
-    for at in range(4):
-        await talk.ours.pin("talk", f"turn {at + 1}")
-        await talk.ours.pin("talk", f"turn {at + 1}")
+    for number in range(4):
+        await talk.ours.pin("talk", f"turn {number + 1}")
+        await talk.ours.pin("talk", f"turn {number + 1}")
     assert len(await talk.ours.pins("talk")) == 4
 
 
@@ -352,7 +352,7 @@ async def test_a_line_marks_a_gap_between_a_pinned_answer_and_a_later_one() -> N
     await talk.ours.pin("talk", "m7")
     await talk.say(*prompts(12, 20))
     kinds = [message.kind for message in talk.talker.last.messages]
-    assert all(one != other for one, other in pairwise(kinds)), kinds
+    assert all(kind != other for kind, other in pairwise(kinds)), kinds
     assert talk.talker.last.text.count("[Messages in between are left out.]") > 0
     assert talk.talker.last.tokens <= 2_000 and talk.views[-1].status in ("compiled", "cycle")
 
@@ -388,13 +388,13 @@ async def test_a_prompt_that_the_host_joined_with_a_result_is_pinned_with_the_ex
     assert "Keep the staging database." in text and "Final result processed." in text and prose(0, 60) not in text
 
 
-@pytest.mark.parametrize("place", [4, 5])
-async def test_a_prompt_joined_with_an_unanswered_one_is_pinned(place: int) -> None:
+@pytest.mark.parametrize("index", [4, 5])
+async def test_a_prompt_joined_with_an_unanswered_one_is_pinned(index: int) -> None:
     talk = Talk(budget=2_000, model="none")
     await talk.say(*prompts(2))
     talk.messages.append(ModelRequest(parts=[UserPromptPart("What of the staging database?")]))
     await talk.say("And the other one?")
-    await talk.ours.pin("talk", place)
+    await talk.ours.pin("talk", index)
     text = await talk.say(*prompts(20, start=4))
     assert '"What of the staging database?"' in text and '"And the other one?"' in text
     assert not whole(text, 1) and not talk.errors
@@ -404,9 +404,9 @@ async def test_a_result_between_two_others_is_pinned_before_the_host_joins_the_t
     store, places = SQLiteStore(tmp_path / "context.db"), ("Oslo", "Bergen", "Rome")
     talk = Talk(budget=2_000, model="none", store=store)
     await talk.say(*prompts(2))
-    calls = [ToolCallPart("look", {"path": place}, tool_call_id=place) for place in places]
-    given = [ToolReturnPart("look", look(place), tool_call_id=place) for place in places]
-    apart = [ModelRequest(parts=[one]) for one in given]
+    calls = [ToolCallPart("look", {"path": city}, tool_call_id=city) for city in places]
+    results = [ToolReturnPart("look", look(city), tool_call_id=city) for city in places]
+    apart = [ModelRequest(parts=[result]) for result in results]
     talk.messages += [ModelRequest(parts=[UserPromptPart("How is it?")]), ModelResponse(parts=calls), *apart]
     await store.archive("talk", "", reader_of(as_counter(None)).read(talk.messages).chain)
     await talk.ours.pin("talk", len(talk.messages) - 2)
@@ -431,17 +431,17 @@ def order(part: str) -> str:
 
 
 async def ordered(
-    script: list[Any], between: Callable[[], Awaitable[Any]], **given: Any
+    script: list[Any], between: Callable[[], Awaitable[Any]], **options: Any
 ) -> tuple[str, list[ModelMessage]]:
     """The last request of a run that waits for an order, and then goes on with what is made `between`; its history."""
     talker = Talker(script)
     agent = Agent(talker.model, tools=[look, wide, order], output_type=[str, DeferredToolRequests])
-    waits = await agent.run("Order it.", conversation_id="talk", **given)
+    waits = await agent.run("Order it.", conversation_id="talk", **options)
     assert isinstance(waits.output, DeferredToolRequests)
     ours = await between()
     results = DeferredToolResults(calls={call.tool_call_id: "9" for call in waits.output.calls})
-    given = {**given, "capabilities": [ours], "message_history": waits.all_messages()}
-    result = await agent.run("And go on.", deferred_tool_results=results, conversation_id="talk", **given)
+    options = {**options, "capabilities": [ours], "message_history": waits.all_messages()}
+    result = await agent.run("And go on.", deferred_tool_results=results, conversation_id="talk", **options)
     return talker.last.text, result.all_messages()
 
 
@@ -466,8 +466,8 @@ async def test_a_cycle_of_a_resumed_run_survives_joining_of_the_results_before_i
         return talk.ours
 
     script: list[Any] = [[("look", {"path": "a"}), ("order", {"part": "b"})], [("wide", {})], "Ordered."]
-    given = {"message_history": talk.messages, "capabilities": [talk.ours]}
-    _, talk.messages = await ordered(script, nothing, **given)
+    options = {"message_history": talk.messages, "capabilities": [talk.ours]}
+    _, talk.messages = await ordered(script, nothing, **options)
     assert talk.views[-1].status == "compiled"
     await talk.say("And now?", "And then?")
     assert [view.status for view in talk.views[-2:]] == ["cycle", "cycle"] and not talk.errors
@@ -496,8 +496,8 @@ async def test_a_prompt_that_the_host_joined_with_a_result_stays_without_it_when
 async def test_a_result_joined_with_an_earlier_one_of_the_same_calls_is_pinned(waits: bool) -> None:
     talk = Talk(budget=2_000, model="none")
 
-    async def pin(place: int) -> ContextCompiler:
-        await talk.ours.pin("talk", place)
+    async def pin(index: int) -> ContextCompiler:
+        await talk.ours.pin("talk", index)
         return talk.ours
 
     async def resume() -> ContextCompiler:
@@ -568,7 +568,7 @@ async def test_a_manual_compile_of_the_last_structured_answer_survives_joining(s
         view = str(talk.views[-1].messages)
         assert talk.views[-1].status == "cycle" and not talk.errors
         assert not [*refusals(talk.talker.last.messages)]
-        assert [f"report {at + 1}'" in view for at in range(7)] == [at in kept for at in range(7)]
+        assert [f"report {turn + 1}'" in view for turn in range(7)] == [turn in kept for turn in range(7)]
 
 
 async def test_structured_answers_can_be_compiled_and_pinned_like_text() -> None:
@@ -632,8 +632,8 @@ async def test_from_a_given_message_on_everything_is_summarised_and_earlier_mess
 @pytest.mark.parametrize("owner", [None, "ann"])
 async def test_two_concurrent_compiles_of_a_conversation_run_one_after_the_other(owner: str | None) -> None:
     talk = await talked(notes=Notes(GOOD, seconds=0.01), owner=owner and (lambda _: "ann"))
-    one, other = await asyncio.gather(*(talk.ours.compile_now("talk", owner=owner) for _ in range(2)))
-    assert one.done and not other.done and talk.notes.asked == 1
+    outcome, other = await asyncio.gather(*(talk.ours.compile_now("talk", owner=owner) for _ in range(2)))
+    assert outcome.done and not other.done and talk.notes.asked == 1
     slow = await talked(notes=Notes(GOOD, seconds=0.3), timeout=0.05)
     results = await asyncio.gather(*(slow.ours.compile_now("talk") for _ in range(2)))
     assert not any(result.done for result in results)
@@ -674,8 +674,8 @@ async def test_each_owner_steers_their_own_conversation() -> None:
 
 
 async def test_a_history_processor_applies_manual_steps(tmp_path: Path) -> None:
-    talker, given = Talker("ok"), {"budget": 20_000, "store": tmp_path / "context.db", "system": None, "recall": 0}
-    processor = build_compiling_history_processor("extractive", **given)
+    talker, options = Talker("ok"), {"budget": 20_000, "store": tmp_path / "context.db", "system": None, "recall": 0}
+    processor = build_compiling_history_processor("extractive", **options)
     agent, history = Agent(talker.model, capabilities=[ProcessHistory(processor)]), list[ModelMessage]()
 
     async def say(prompt: str) -> str:
@@ -684,7 +684,7 @@ async def test_a_history_processor_applies_manual_steps(tmp_path: Path) -> None:
 
     for prompt in prompts(8):
         await say(prompt)
-    ours = ContextCompiler(model="none", **given)
+    ours = ContextCompiler(model="none", **options)
     assert (await ours.pin("talk", "turn 2")).turn == 2
     done = await ours.compile_now("talk", "question 4")
     assert done.done

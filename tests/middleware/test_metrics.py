@@ -24,10 +24,10 @@ Points = dict[tuple[str, str], Any]
 @pytest.fixture(scope="module")
 def reader() -> Iterator[InMemoryMetricReader]:
     """A reader of all metrics of this process, from now on: a provider can be set once."""
-    found = InMemoryMetricReader()
-    provider = MeterProvider([found])
+    metric_reader = InMemoryMetricReader()
+    provider = MeterProvider([metric_reader])
     metrics.set_meter_provider(provider)
-    yield found
+    yield metric_reader
     provider.shutdown()
 
 
@@ -35,7 +35,7 @@ def points(reader: InMemoryMetricReader) -> Points:
     """Sums, or counts of a histogram, by metric and label."""
     data = reader.get_metrics_data()
     every = (
-        [metric for one in data.resource_metrics for scope in one.scope_metrics for metric in scope.metrics]
+        [metric for resource in data.resource_metrics for scope in resource.scope_metrics for metric in scope.metrics]
         if data
         else []
     )

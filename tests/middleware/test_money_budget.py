@@ -49,7 +49,7 @@ async def test_a_request_that_is_written_to_a_cache_is_held_to_that_price() -> N
 async def test_the_most_expensive_model_of_a_fallback_chain_sets_budget_and_limit() -> None:
     cheap, dear, unknown = (Talker("done", model_name=name) for name in ("gpt-5-mini", MODEL, "nobody-1"))
     for models, budget in (((cheap, dear), 3_333), ((dear, cheap), 3_333), ((cheap, unknown), 900)):
-        chain = FallbackModel(*(one.model for one in models))
+        chain = FallbackModel(*(talker.model for talker in models))
         ours = {"budget": Money("0.01", fallback=900), "model": chain, "compile_spend_limit": "$1"}
         agent, views, errors = attached(models[0], **ours)
         await agent.run("and now?", message_history=long_history(40), model=chain)

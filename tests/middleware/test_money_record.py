@@ -47,10 +47,10 @@ async def test_a_request_is_cached_up_to_the_end_of_the_previous_one(tmp_path: P
     assert {"raw", "compiled", "cycle"} <= set(statuses)
     price = price_of(MODEL)
     assert price is not None and request_cost(records[0]).cached == 0
-    for before, one, status in zip(records, records[1:], statuses[1:], strict=False):
-        cost = request_cost(one)
-        assert cost.sent == price.cost(one.tokens_sent, cached=cost.cached)
-        assert cost.everything == price.cost(one.tokens_raw, cached=before.tokens_raw)
+    for before, after, status in zip(records, records[1:], statuses[1:], strict=False):
+        cost = request_cost(after)
+        assert cost.sent == price.cost(after.tokens_sent, cached=cost.cached)
+        assert cost.everything == price.cost(after.tokens_raw, cached=before.tokens_raw)
         if status == "raw":
             assert cost.cached == before.tokens_sent
         elif status == "compiled":
@@ -92,9 +92,9 @@ async def test_the_costs_of_a_record_are_those_of_its_requests(tmp_path: Path) -
     assert len(sizes := sizes_of(name, None)) == 1
     records = await lived(file, 6, restart=False, name=name)
     store, large = SQLiteStore(file), sizes[0] * 2
-    for at, sent in enumerate((300, large)):
-        given = {"id": None, "run_id": f"large {at}", "tokens_sent": sent, "tokens_raw": large, "raw_tip": None}
-        record = replace(records[0], **given, view_tip=None)
+    for number, sent in enumerate((300, large)):
+        changes = {"id": None, "run_id": f"large {number}", "tokens_sent": sent, "tokens_raw": large, "raw_tip": None}
+        record = replace(records[0], **changes, view_tip=None)
         records.append(await store.save(Entry(record=record, raw=None, view=None)))
     await store.close()
     costs = await costs_of(file)
@@ -135,12 +135,12 @@ async def test_a_compile_costs_the_tokens_reported_by_its_provider(
     made = next(record.compile for record in records if record.compile is not None)
     price = price_of("claude-sonnet-4-6")
     assert price is not None
-    given, answered = made.usage["input_tokens"], made.usage["output_tokens"]
-    assert compile_cost(made) == price.cost(given, output=answered) > Decimal(0)
+    sent, answered = made.usage["input_tokens"], made.usage["output_tokens"]
+    assert compile_cost(made) == price.cost(sent, output=answered) > Decimal(0)
     assert (await costs_of(tmp_path / "context.db")).compiles == sum(
         cost
         for number in {record.summary_id for record in records if record.summary_id}
-        if (cost := compile_cost(next(one.compile for one in records if one.summary_id == number)))
+        if (cost := compile_cost(next(record.compile for record in records if record.summary_id == number)))
     )
     assert any(line.endswith(" for the compile") and " sent, $" in line for line in caplog.messages)
 

@@ -336,7 +336,9 @@ async def test_a_result_nested_deeper_than_pydantic_reads_is_sent_recorded_and_r
     done = await run(agent, "Look.", conversation_id="c")
     await run(agent, "And now?", message_history=done.messages, conversation_id="c")
     assert not errors and ours.last_view is not None and ours.last_view.status == "raw"
-    (kept,) = [part for one in await ours.transcript("c") for part in one.parts if part.part_kind == "tool-return"]
+    (kept,) = [
+        part for message in await ours.transcript("c") for part in message.parts if part.part_kind == "tool-return"
+    ]
     assert kept.content == nested_result(depth)
 
 
@@ -363,10 +365,10 @@ async def test_memory_that_runs_out_while_a_request_is_measured_stops_no_run(tmp
 @pytest.mark.parametrize("depth", [300, 900])
 async def test_a_result_nested_too_deep_to_be_read_is_recorded_as_it_was_sent(depth: int, tmp_path: Path) -> None:
     def nested() -> object:
-        found: object = "leaf"
+        value: object = "leaf"
         for _ in range(depth):
-            found = [found]
-        return found
+            value = [value]
+        return value
 
     talker, errors = Talker([[("nested", {})], "done"]), list[Exception]()
     ours = compiler(budget=1_500, store=tmp_path / "context.db", on_error=errors.append)

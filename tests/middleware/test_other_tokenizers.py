@@ -18,8 +18,8 @@ def look(path: str) -> str:
     return prose(len(path), 150)
 
 
-async def ask(server: LlamaServer, turns: range, history: Any, **given: Any) -> Any:
-    agent = Agent(unknown(server), tools=[look], capabilities=[compiler(trigger=1.0, probe=False, **given)])
+async def ask(server: LlamaServer, turns: range, history: Any, **options: Any) -> Any:
+    agent = Agent(unknown(server), tools=[look], capabilities=[compiler(trigger=1.0, probe=False, **options)])
     for turn in turns:
         prompt = f"What is at item {turn * 7 % 60}, and at item {turn * 11 % 60}?"
         history = (await run(agent, prompt, message_history=history, conversation_id="kiln")).messages
@@ -48,8 +48,8 @@ async def test_a_long_history_is_within_the_budget_from_the_second_request_on(bu
 
 async def test_a_fresh_process_with_a_recorded_view_is_within_it_from_its_second_request_on(tmp_path: Path) -> None:
     with LlamaServer(100_000, factor=1.3) as server:
-        given: dict[str, Any] = {"budget": 2_000, "store": tmp_path / "context.db"}
-        history = await ask(server, range(6), past(60), **given)
+        options: dict[str, Any] = {"budget": 2_000, "store": tmp_path / "context.db"}
+        history = await ask(server, range(6), past(60), **options)
         first = len(server.prompt_tokens)
-        await ask(server, range(6, 9), history, **given)
+        await ask(server, range(6, 9), history, **options)
         assert max(server.prompt_tokens[first + 1 :]) <= 2_000

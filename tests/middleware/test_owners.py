@@ -47,7 +47,7 @@ async def test_the_same_history_of_two_owners_is_compiled_for_each(tmp_path: Pat
         assert notes.asked == calls
         assert f"notes number {1 if owner == 'ann' else 2}" in talker.last.text
     every = SQLiteStore(path).scoped(None)
-    assert [(one.owner, one.sessions) for one in await every.owners()] == [("ann", 1), ("bob", 1)]
+    assert [(info.owner, info.sessions) for info in await every.owners()] == [("ann", 1), ("bob", 1)]
     assert await every.verify() == ()
     await every.close()
 
@@ -55,22 +55,22 @@ async def test_the_same_history_of_two_owners_is_compiled_for_each(tmp_path: Pat
 async def test_owners_share_neither_cycles_nor_compiles_in_memory() -> None:
     notes = Notes(lambda number: f"- **Goal**: notes number {number}, about src/file_0.py.")
     for record in ("full", "off"):
-        given = compiler(notes, owner=tenant, record=record)
+        capability = compiler(notes, owner=tenant, record=record)
         before = notes.asked
         for owner in ("ann", "bob"):
-            await ask(given, owner, message_history=LONG)
+            await ask(capability, owner, message_history=LONG)
         assert notes.asked == before + 2
 
 
 async def test_a_run_of_a_deleted_conversation_does_not_use_the_compile_of_another_owner() -> None:
-    given, store = {}, MemoryStore()
+    compilers, store = {}, MemoryStore()
     for owner in ("ann", "bob"):
         notes = Notes(f"- **Goal**: notes of {owner}, about src/file_0.py.")
-        given[owner] = compiler(notes, owner=owner, store=store)
-    _, result = await ask(given["ann"], "ann", message_history=LONG)
+        compilers[owner] = compiler(notes, owner=owner, store=store)
+    _, result = await ask(compilers["ann"], "ann", message_history=LONG)
     assert await store.scoped("ann").delete("chat") == 1
-    await ask(given["bob"], "bob", message_history=LONG)
-    talker, _ = await ask(given["ann"], "ann", message_history=result.all_messages())
+    await ask(compilers["bob"], "bob", message_history=LONG)
+    talker, _ = await ask(compilers["ann"], "ann", message_history=result.all_messages())
     (mine,) = await store.scoped("ann").views()
     (other,) = await store.scoped("bob").views()
     assert mine.status.startswith("cycle") and "notes of ann" in talker.last.text
@@ -84,36 +84,36 @@ async def test_requests_name_the_compile_of_their_view_after_a_restart_and_in_a_
     other = Notes("- **Goal**: notes of bob, about src/file_0.py.")
     await ask(compiler(other, store=copy), "bob", message_history=LONG)
     messages, steps = LONG, iter([[("look", {"path": "a"})]] * calls + ["done", "ok.", "ok."])
-    for place in (store, store, copy):
+    for current in (store, store, copy):
         notes = Notes("- **Goal**: notes of ann, about src/file_0.py.")
         talker = Talker(lambda messages, info: next(steps))
-        agent = Agent(talker.model, tools=[look], capabilities=[compiler(notes, owner="ann", store=place)])
-        if place is copy:
+        agent = Agent(talker.model, tools=[look], capabilities=[compiler(notes, owner="ann", store=current)])
+        if current is copy:
             assert (await copy_record(store, copy, lambda table: None)).defects == ()
         messages = (await agent.run("And now?", message_history=messages, conversation_id="talk")).all_messages()
-    made = [one.compile and (one.compile.owner, one.compile.summary) for one in await copy.scoped("ann").views()]
+    made = [view.compile and (view.compile.owner, view.compile.summary) for view in await copy.scoped("ann").views()]
     assert len(made) == 3 + calls and len(set(made)) == 1 and made[0] is not None and made[0][0] == "ann"
     assert await copy.verify() == ()
 
 
 async def test_a_window_is_joined_only_with_messages_of_its_owner(tmp_path: Path) -> None:
-    given = compiler(owner=tenant, store=tmp_path / "context.db", budget=30_000)
-    await ask(given, "ann", "My badge has the number 47110815.", message_history=LONG)
+    first = compiler(owner=tenant, store=tmp_path / "context.db", budget=30_000)
+    await ask(first, "ann", "My badge has the number 47110815.", message_history=LONG)
     window = LONG[-8:]
     for owner, joined in (("bob", False), ("ann", True)):
-        for one in (given, compiler(owner=tenant, store=tmp_path / "context.db", budget=30_000)):
-            talker, _ = await ask(one, owner, message_history=window)
+        for capability in (first, compiler(owner=tenant, store=tmp_path / "context.db", budget=30_000)):
+            talker, _ = await ask(capability, owner, message_history=window)
             assert (len(talker.last.messages) > len(window) + 1) == joined
 
 
 async def test_views_and_transcripts_are_those_of_the_named_owner(tmp_path: Path) -> None:
-    given = compiler(owner=tenant, store=tmp_path / "context.db")
+    capability = compiler(owner=tenant, store=tmp_path / "context.db")
     for owner in ("ann", "bob"):
-        await ask(given, owner, f"I am {owner}.")
+        await ask(capability, owner, f"I am {owner}.")
     for owner in ("ann", "bob"):
-        assert [one.owner for one in await given.views("chat", owner=owner)] == [owner]
-        assert f"I am {owner}." in str(await given.transcript("chat", owner=owner))
-    for reading in (given.views(), given.transcript("chat")):
+        assert [view.owner for view in await capability.views("chat", owner=owner)] == [owner]
+        assert f"I am {owner}." in str(await capability.transcript("chat", owner=owner))
+    for reading in (capability.views(), capability.transcript("chat")):
         with pytest.raises(SettingsError, match="name the owner"):
             await reading
 
@@ -122,8 +122,8 @@ async def test_views_and_transcripts_are_those_of_the_named_owner(tmp_path: Path
 async def test_a_run_without_an_owner_continues_and_stores_nothing(tmp_path: Path, owner: Any) -> None:
     path, errors = tmp_path / "context.db", list[Exception]()
     await ask(compiler(store=path), "", message_history=LONG)
-    given = compiler(owner=owner, store=path, on_error=errors.append)
-    talker, result = await ask(given, "ann", "A secret: 47110815.", message_history=LONG)
+    capability = compiler(owner=owner, store=path, on_error=errors.append)
+    talker, result = await ask(capability, "ann", "A secret: 47110815.", message_history=LONG)
     assert result.output == "ok." and talker.last.tokens <= 1_500 and errors
     store = SQLiteStore(path).scoped(None)
     assert len(await store.views()) == 1 and "47110815" not in str([row async for row in store.export()])
@@ -134,8 +134,8 @@ async def test_a_static_owner_and_a_scoped_store_are_equivalent(tmp_path: Path) 
     path = tmp_path / "context.db"
     await ask(compiler(owner="ann", store=path), "", "first")
     await ask(compiler(store=SQLiteStore(path).scoped("ann")), "", "second")
-    given = compiler(owner="ann", store=path)
-    assert [one.owner for one in await given.views("chat")] == ["ann", "ann"]
+    capability = compiler(owner="ann", store=path)
+    assert [view.owner for view in await capability.views("chat")] == ["ann", "ann"]
     assert await compiler(store=path).views() == []
 
 
@@ -143,8 +143,8 @@ async def test_a_source_of_histories_is_that_of_one_owner() -> None:
     store = MemoryStore()
     for owner in ("ann", "bob"):
         await ask(compiler(owner=owner, store=store), "", f"I am {owner}.")
-    found = str(await RecordHistory(store.scoped("ann")).run_history(run_id="chat"))
-    assert "I am ann." in found and "I am bob." not in found
+    text = str(await RecordHistory(store.scoped("ann")).run_history(run_id="chat"))
+    assert "I am ann." in text and "I am bob." not in text
     with pytest.raises(SettingsError, match="one owner"):  # the histories of all who have a "chat" would be joined
         RecordHistory(store.scoped(None))
 
@@ -181,9 +181,9 @@ async def test_layers_of_a_shared_session_id_belong_to_the_owner(tmp_path: Path)
             turn.registry.register_read("people", 1, f"The person {owner}")
             turn.answered("Hello.")
     assert layers.scoped("ann").place("chat") != layers.place("chat")
-    given = compiler(owner=tenant, store=path, layers=layers, role="reply", budget=8_000)
+    capability = compiler(owner=tenant, store=path, layers=layers, role="reply", budget=8_000)
     for owner, other in (("ann", "bob"), ("bob", "ann")):
-        talker, _ = await ask(given, owner)
+        talker, _ = await ask(capability, owner)
         assert f"The person {owner}" in talker.last.text and f"The person {other}" not in talker.last.text
     await layers.close()
 
@@ -201,9 +201,9 @@ async def test_a_run_without_an_owner_gets_no_layers_of_an_owner(tmp_path: Path)
         (SQLiteStore(path).scoped("ann"), lambda ctx: "", "nobody"),
         (SQLiteStore(path).scoped("ann"), lambda ctx: "bob", None),
     ):
-        given = compiler(owner=owner, store=path, layers=Layers(store), role="reply", budget=8_000)
-        talker, _ = await ask(given, "ann")
-        shown = [one for one in ("nobody", "ann") if f"The person of {one}" in talker.last.text]
+        capability = compiler(owner=owner, store=path, layers=Layers(store), role="reply", budget=8_000)
+        talker, _ = await ask(capability, "ann")
+        shown = [name for name in ("nobody", "ann") if f"The person of {name}" in talker.last.text]
         assert shown == ([whose] if whose else [])
 
 
@@ -225,14 +225,14 @@ async def test_each_owner_has_their_own_templates_and_shares_those_of_the_system
     for owner in ("ann", "Ann", "bob"):
         put(vault, owner, f"The handover of {owner}.")
     (vault / "dan").symlink_to(vault / "bob")  # two who share a vault
-    given = compiler(
+    capability = compiler(
         template="handover", vault=vault / "{owner}", system=tmp_path / "system", owner=tenant, store=tmp_path / "c.db"
     )
     for _ in range(2):
         for owner, whose in (("ann", "ann"), ("Ann", "Ann"), ("bob", "bob"), ("dan", "bob"), ("cat", "the team")):
-            talker, _ = await ask(given, owner, message_history=LONG)
+            talker, _ = await ask(capability, owner, message_history=LONG)
             assert f"The handover of {whose}." in talker.last.text and talker.last.text.count("The handover of") == 1
-    assert "The handover of Ann." in (await given.compile_now("chat", "all of it", owner="Ann")).summary
+    assert "The handover of Ann." in (await capability.compile_now("chat", "all of it", owner="Ann")).summary
     store = SQLiteStore(tmp_path / "c.db")
     for owner in ("ann", "Ann", "bob"):
         rows = [row async for row in store.scoped(owner).export() if "template_path" in row]
@@ -245,8 +245,10 @@ async def test_a_run_of_an_unknown_owner_gets_no_templates_of_an_owner(tmp_path:
         put(tmp_path, owner, f"The handover of {owner}.")
     for unknown in (lambda ctx: None, lambda ctx: ctx.nothing, lambda ctx: ""):
         errors = list[Exception]()
-        given = compiler(template="handover", vault=str(tmp_path / "{owner}"), owner=unknown, on_error=errors.append)
-        talker, result = await ask(given, "ann", message_history=LONG)
+        capability = compiler(
+            template="handover", vault=str(tmp_path / "{owner}"), owner=unknown, on_error=errors.append
+        )
+        talker, result = await ask(capability, "ann", message_history=LONG)
         assert result.output == "ok." and "The handover of" not in talker.last.text
         assert any(isinstance(error, TemplateError) for error in errors)
 
@@ -285,7 +287,7 @@ async def test_links_and_names_cannot_leave_the_vault_of_an_owner(tmp_path: Path
             with pytest.raises(TemplateError) as raised:
                 library.find(name)
             assert "handover of bob" not in str(raised.value) and "secret or" not in str(raised.value)
-        assert "secret" not in [one.name for one in library.list()]
+        assert "secret" not in [info.name for info in library.list()]
     with pytest.raises(SettingsError, match="is everybody's"):
         compiler(vault="system/ContextTemplates/{owner}", system="system", owner=tenant)
 
@@ -298,11 +300,11 @@ async def test_a_node_and_a_processor_use_the_templates_of_their_owner(tmp_path:
         async with layers.scoped(owner).turn("chat", f"I am {owner}.") as turn:
             turn.registry.register_read("people", 1, f"The person {owner}")
             turn.answered("Hello.")
-    given = compiler(
+    capability = compiler(
         owner=tenant, store=tmp_path / "context.db", layers=layers, role="reply", budget=8_000, vault=vault
     )
     for owner in ("ann", "bob"):
-        talker, _ = await ask(given, owner)
+        talker, _ = await ask(capability, owner)
         assert ("Layers as ann wants them" in talker.last.text) == (owner == "ann")
     await layers.close()
     processor = build_compiling_history_processor(
@@ -328,6 +330,6 @@ async def test_folder_names_of_owners_are_unique(tmp_path: Path) -> None:
     assert all(len(parts) == 4 and parts[0] == "v" for parts in names.values())
     for name in [*folders]:  # one who is named as the folder of another has one of their own too
         folders.append(TemplateLibrary(vault="v/{owner}", system=None, owner=f"{name}").roots[0][1].parts[1])
-    made = folders[: len(names)] + [one for one in folders[len(names) :] if one not in plain]
-    assert len({one.casefold() for one in made}) == len(made)
-    assert all(set(one) <= set("abcdefghijklmnopqrstuvwxyz0123456789_-") and len(one) <= 64 for one in made)
+    made = folders[: len(names)] + [folder for folder in folders[len(names) :] if folder not in plain]
+    assert len({folder.casefold() for folder in made}) == len(made)
+    assert all(set(folder) <= set("abcdefghijklmnopqrstuvwxyz0123456789_-") and len(folder) <= 64 for folder in made)

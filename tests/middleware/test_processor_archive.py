@@ -36,8 +36,8 @@ class Stored:
 
     def __init__(self, notes: Notes | None = None, *, steps: int = 2, **wanted: Any) -> None:
         self.notes, self.steps, self.errors = notes or Notes(), steps, list[Exception]()
-        given = {"budget": BUDGET, "trigger": 1.0, "store": None, "system": None, "model": self.notes.model}
-        self.processor = build_compiling_history_processor(**{**given, "on_error": self.errors.append, **wanted})
+        defaults = {"budget": BUDGET, "trigger": 1.0, "store": None, "system": None, "model": self.notes.model}
+        self.processor = build_compiling_history_processor(**{**defaults, "on_error": self.errors.append, **wanted})
         self.talker = Talker(self._answer)
         self.agent = Agent(self.talker.model, tools=[look], capabilities=[ProcessHistory(self.processor)])
         self.plain = Talker(lambda messages, info: self.replies.pop(0))
@@ -56,10 +56,10 @@ class Stored:
     async def turn(self, number: int, way: str = "run") -> None:
         prompt = f"Question {number}: {prose(number, 50)}"
         self._said = []
-        given: dict[str, Any] = {"conversation_id": "mine", "usage_limits": UsageLimits(request_limit=None)}
-        self.stored = (await WAYS[way](self.agent, prompt, message_history=self.stored, **given)).messages
+        options: dict[str, Any] = {"conversation_id": "mine", "usage_limits": UsageLimits(request_limit=None)}
+        self.stored = (await WAYS[way](self.agent, prompt, message_history=self.stored, **options)).messages
         self.replies = list(self._said)
-        self.raw = (await WAYS[way](self.beside, prompt, message_history=self.raw, **given)).messages
+        self.raw = (await WAYS[way](self.beside, prompt, message_history=self.raw, **options)).messages
 
     async def transcript(self) -> list[tuple[str, str]]:
         return spoken(await self.processor.transcript("mine"))
@@ -141,10 +141,10 @@ async def test_a_short_history_is_returned_as_it_is() -> None:
 
 async def test_a_first_history_may_be_long_already() -> None:
     talk = Stored(steps=0)
-    given = talk.stored = talk.raw = long_history(40)[:-1]
-    before = snapshot(given)
+    history = talk.stored = talk.raw = long_history(40)[:-1]
+    before = snapshot(history)
     await talk.turn(0)
-    assert snapshot(given) == before
+    assert snapshot(history) == before
     assert await talk.transcript() == spoken(talk.raw)
     assert talk.notes.asked == 1 and len(talk.stored) < 60
     assert talk.processor.last_view is not None and talk.processor.last_view.status == "compiled"

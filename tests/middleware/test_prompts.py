@@ -62,12 +62,12 @@ def look() -> str:
     return "nothing"
 
 
-async def lived_with(*added: str, asked: str, budget: int = 4_000, beside: str = "", at: int = 0) -> list[str]:
-    """Texts of the requests of a turn with five steps of three calls; prompts are added by call `at` of the first."""
+async def lived_with(*added: str, asked: str, budget: int = 4_000, beside: str = "", index: int = 0) -> list[str]:
+    """Texts of the requests of a turn with five steps of three calls; call `index` of the first adds the prompts."""
     left, waiting = 0, list[str]()
 
     async def look(ctx: RunContext[Any], page: int, call: int) -> Any:
-        if waiting and call == at:
+        if waiting and call == index:
             for text in waiting:
                 ctx.enqueue(text)
             waiting.clear()
@@ -92,7 +92,7 @@ async def lived_with(*added: str, asked: str, budget: int = 4_000, beside: str =
 @pytest.mark.parametrize("beside", ["", "Here is what the page looks like now:"])
 @pytest.mark.parametrize("at", [0, 2])
 async def test_a_question_added_to_a_run_is_answered_from_the_past(at: int, beside: str) -> None:
-    first, *later = await lived_with(ASK, asked="Continue with the report.", at=at, beside=beside)
+    first, *later = await lived_with(ASK, asked="Continue with the report.", index=at, beside=beside)
     assert len(later) == 5 and CODE not in first
     assert all(ASK in sent and CODE in sent for sent in later)
 

@@ -48,8 +48,8 @@ class Once:
         self.views, self.errors = list[View](), list[Exception]()
         self.notes = Notes()
         self.talker = Talker([[("look", {"path": "z"})], "done"])
-        given = {"on_view": self.views.append, "on_error": self.errors.append, "budget": budget, **choices}
-        self.ours = compiler(self.notes, **given)
+        options = {"on_view": self.views.append, "on_error": self.errors.append, "budget": budget, **choices}
+        self.ours = compiler(self.notes, **options)
         self.agent = Agent(self.talker.model, tools=[look], capabilities=[self.ours], retries=3)
 
 

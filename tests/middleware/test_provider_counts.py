@@ -48,9 +48,9 @@ class Seen:
 
     def __init__(self, server: Any, name: str, **wanted: Any) -> None:
         self.server, self.views, self.errors = server, list[View](), list[Exception]()
-        given: dict[str, Any] = {"model": "none", "store": None, "system": None, "budget": BUDGET}
+        defaults: dict[str, Any] = {"model": "none", "store": None, "system": None, "budget": BUDGET}
         told = {"counter": "provider", "on_view": self.views.append, "on_error": self.errors.append}
-        self.compiler = ContextCompiler(**given | told | wanted)
+        self.compiler = ContextCompiler(**defaults | told | wanted)
         self.agent = Agent(
             server.model(name), tools=[look], capabilities=[self.compiler], instructions="You are a patient clerk."
         )
@@ -166,11 +166,11 @@ async def test_a_view_that_has_grown_over_the_budget_is_cut_back_whether_or_not_
 async def test_fixed_overhead_of_a_provider_is_separated_from_its_tokens_per_text() -> None:
     """Taken for tokens, what is added would leave next to nothing of a small room."""
     question = f"Question: {prose(5, 20)}"
-    given: dict[str, Any] = {"count": lambda text: int(2.5 * OURS.text(text)) + 300}  # pyright: ignore
-    with AnthropicServer("done", **given) as server:
+    options: dict[str, Any] = {"count": lambda text: int(2.5 * OURS.text(text)) + 300}  # pyright: ignore
+    with AnthropicServer("done", **options) as server:
         await Seen(server, "claude-sonnet-4-6", counter=None).agent.run(question)
         budget = server.prompt_tokens[0] + 250
-    with AnthropicServer([[("look", {"path": "a" * 40})], "done"], **given) as server:
+    with AnthropicServer([[("look", {"path": "a" * 40})], "done"], **options) as server:
         seen = Seen(server, "claude-sonnet-4-6", budget=budget, trigger=1.0)
         await seen.agent.run(question, message_history=long_history(4))
     assert max(server.prompt_tokens) <= budget and not seen.errors

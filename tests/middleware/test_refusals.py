@@ -106,11 +106,11 @@ def refused(body: Any, status: int = 400) -> ModelHTTPError:
 @pytest.mark.parametrize("name", TOO_LONG)
 def test_an_overflow_is_one_in_the_words_of_each_provider(name: str) -> None:
     body, window, tokens = TOO_LONG[name]
-    found = refusal_of(refused(body))
-    assert found is not None
-    assert found.window(512) == window
+    refusal = refusal_of(refused(body))
+    assert refusal is not None
+    assert refusal.window(512) == window
     size = tokens or 9_000
-    assert found.counted(0.5 * size, 3 * size) == tokens if tokens else True
+    assert refusal.counted(0.5 * size, 3 * size) == tokens if tokens else True
 
 
 @pytest.mark.parametrize("name", TOO_LONG)
@@ -131,8 +131,8 @@ def test_a_refusal_that_a_shorter_request_does_not_help_is_none(name: str) -> No
 def test_an_error_within_a_stream_is_read_too(body: Any) -> None:
     error = ModelAPIError("some-model", str(TOO_LONG["together"][0]))
     error.body = body
-    found = refusal_of(error)
-    assert found is not None and found.window(512) == 262_144
+    refusal = refusal_of(error)
+    assert refusal is not None and refusal.window(512) == 262_144
     assert not is_overflow(ModelAPIError("some-model", "Connection error."))
 
 

@@ -40,9 +40,9 @@ class Meter:
         shared = 0
         while shared < min(len(read), len(self.before)) and read[shared].name == self.before[shared]:
             shared += 1
-        tokens = [one.tokens for one in read]
+        tokens = [reading.tokens for reading in read]
         self.cost += 0.1 * sum(tokens[:shared]) + 1.25 * sum(tokens[shared:])
-        self.before = [one.name for one in read]
+        self.before = [reading.name for reading in read]
         return sum(tokens)
 
 
@@ -64,8 +64,8 @@ async def test_a_real_session_stays_within_budget_whole_and_cheap(data_folder: P
     raw = snapshot(messages)
     sent: list[list[ModelMessage]] = []
 
-    def answer(given: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        sent.append(list(given))
+    def answer(received: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        sent.append(list(received))
         return ModelResponse(parts=[TextPart("ok")])
 
     errors: list[Exception] = []

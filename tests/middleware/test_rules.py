@@ -38,8 +38,8 @@ class Talk(LiveConversation):
     def __init__(self, *, notes: Notes | None = None, script: Any = None, tools: Any = (), **wanted: Any) -> None:
         self.views, self.errors = list[View](), list[Exception]()
         self.talker = Talker(script or (lambda messages, _: prose(len(messages), 60)))
-        given = {"budget": 1_000, "on_view": self.views.append, "on_error": self.errors.append, **wanted}
-        self.ours = compiler(notes, **given)
+        options = {"budget": 1_000, "on_view": self.views.append, "on_error": self.errors.append, **wanted}
+        self.ours = compiler(notes, **options)
         agent = Agent[Any, Any](tools=tools, capabilities=[self.ours])
         super().__init__(agent=agent, model=self.talker.model, arguments={"conversation_id": "talk"})
 
@@ -211,7 +211,10 @@ async def test_a_rule_that_a_kept_message_repeats_is_not_quoted_from_earlier_one
 
 async def test_a_rule_in_the_prompt_is_not_recalled_from_an_earlier_one() -> None:
     talk = Talk()
-    shelves = [f"Shelf {13 * at} of room R-{77 * at} holds {19 * at} pumps of type T-{31 * at}." for at in range(3)]
+    shelves = [
+        f"Shelf {13 * number} of room R-{77 * number} holds {19 * number} pumps of type T-{31 * number}."
+        for number in range(3)
+    ]
     await talk.hear(f"The locker of the harbour has a copper code. {ENGLISH}", *shelves, FRENCH)
     await talk.small_talk(12)
     text = await talk.hear(f"Which code has the locker of the harbour? {ENGLISH}")
@@ -317,10 +320,10 @@ async def test_rules_survive_a_failing_template() -> None:
 @pytest.mark.parametrize("budget", [700, 1_000, 4_000])
 async def test_a_single_view_contains_the_rules(budget: int) -> None:
     turns = [(user(prose(number, 40)), assistant(prose(number + 90, 60))) for number in range(60)]
-    history = [one for turn in turns for one in turn]
-    given = [one for rule in GIVEN for one in (user(rule), assistant("Fine."))]
+    history = [message for turn in turns for message in turn]
+    rule_messages = [message for rule in GIVEN for message in (user(rule), assistant("Fine."))]
     view = await compile_view(
-        [*given, *history, user("What now?")], budget=budget, system=None, rules=["Speak of gates as doors."]
+        [*rule_messages, *history, user("What now?")], budget=budget, system=None, rules=["Speak of gates as doors."]
     )
     assert missing(str(view.messages), (*GIVEN, "Speak of gates as doors.")) == [] and view.tokens <= budget
 

@@ -60,8 +60,8 @@ async def test_no_model_is_called_once_the_limit_might_be_exceeded(
     with caplog.at_level(logging.INFO, logger="context_compiler"):
         _, views, errors = await lived(tmp_path / "context.db", notes, range(14), [])
     assert 2 <= notes.asked <= 3 and notes.asked * Decimal("0.006") <= Decimal("0.03")
-    found = compiles(views)
-    assert found[: notes.asked] == ["ok"] * notes.asked and set(found[notes.asked :]) == {"refused"}
+    statuses = compiles(views)
+    assert statuses[: notes.asked] == ["ok"] * notes.asked and set(statuses[notes.asked :]) == {"refused"}
     assert [type(error) for error in errors] == [BudgetError] and "no model is asked" in str(errors[0])
     last = next(view.record.compile for view in reversed(views) if view.record and view.record.compile)
     assert last.error is not None and "might pass the limit of $0.0300" in last.error and not last.usage
@@ -164,9 +164,9 @@ async def test_manual_and_automatic_compiles_share_the_limit_in_every_record_mod
         await ours.compile_now("talk", f"ticket {number}")
     assert 2 <= notes.asked <= 5 and [type(error) for error in errors] == [BudgetError]
     store = ours._middleware.archive.store  # pyright: ignore[reportPrivateUsage]
-    paid = [one for one in await store.summaries("talk") if one.usage]
+    paid = [row for row in await store.summaries("talk") if row.usage]
     assert len(paid) == (0 if wanted.get("record") == "off" else notes.asked)
-    assert all(one.summary is None and one.compiled_prompt is None for one in paid)
+    assert all(row.summary is None and row.compiled_prompt is None for row in paid)
 
 
 async def test_the_cost_of_a_compile_counts_even_if_it_is_not_used(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ async def test_the_cost_of_a_compile_counts_even_if_it_is_not_used(tmp_path: Pat
         assert not (await ours.compile_now("talk", f"ticket {number}")).done
     assert 2 <= notes.asked <= 5 and BudgetError in map(type, errors)
     store = ours._middleware.archive.store  # pyright: ignore[reportPrivateUsage]
-    assert sum(bool(one.usage) for one in await store.summaries("talk")) == notes.asked
+    assert sum(bool(row.usage) for row in await store.summaries("talk")) == notes.asked
     again = Priced()
     await lived(tmp_path / "context.db", again, range(6, 12), history)
     assert again.asked == 0

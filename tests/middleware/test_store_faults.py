@@ -57,7 +57,7 @@ async def test_a_store_whose_every_method_raises_fails_no_run() -> None:
 @pytest.mark.parametrize("owner", ["", "maria"])
 @pytest.mark.parametrize("hook", ["late", "scoped", "perform", "announce_compile", "withdraw_compile"])
 async def test_a_custom_store_that_raises_synchronously_fails_no_run(hook: str, owner: str) -> None:
-    def fail(*args: Any, **given: Any) -> Any:
+    def fail(*args: Any, **options: Any) -> Any:
         raise ZeroDivisionError(hook)
 
     store: Any = type("Mine", (MemoryStore,), {hook: fail})()
@@ -194,7 +194,7 @@ async def test_an_error_repeated_in_one_request_is_reported_once(
     faulty = Faulty(store=store)
     await faulty.ask()
     assert store.calls == ["actions", "views", "save"] and [str(error) for error in faulty.errors] == ["unreachable"]
-    assert [one.getMessage() for one in caplog.records if "unreachable" in one.getMessage()] == [
+    assert [record.getMessage() for record in caplog.records if "unreachable" in record.getMessage()] == [
         "context_compiler: StoreError: unreachable"
     ]
 
@@ -220,11 +220,11 @@ class Damaged(MemoryStore):
     """A store that gives back cycles with a call but not its answer."""
 
     async def find_cycle(self, tips: Sequence[str], config: str) -> Cycle | None:
-        found = await super().find_cycle(tips, config)
-        state = json.loads(found.state) if found else None
-        if found is None or not isinstance(state, dict):
-            return found
-        return replace(found, state=json.dumps({**state, "kept": state["kept"][1:2]}))
+        cycle = await super().find_cycle(tips, config)
+        state = json.loads(cycle.state) if cycle else None
+        if cycle is None or not isinstance(state, dict):
+            return cycle
+        return replace(cycle, state=json.dumps({**state, "kept": state["kept"][1:2]}))
 
 
 async def test_an_unusable_cycle_fails_once_in_a_run_and_is_replaced() -> None:
@@ -334,7 +334,7 @@ async def test_a_locked_file_fails_no_run_and_its_requests_are_recorded_later(tm
         release()
         await faulty.ours.aclose()
     store = SQLiteStore(file)
-    raws = [load_messages(await store.chain(str(one.raw_tip))) for one in reversed(await store.views("talk"))]
+    raws = [load_messages(await store.chain(str(view.raw_tip))) for view in reversed(await store.views("talk"))]
     assert [f"What is {word}?" in str(raw[-1]) for word, raw in zip(words, raws, strict=True)] == [True] * len(words)
     assert len(await store.transcript("talk")) == len(faulty.done.messages) and await store.verify() == ()
 

@@ -106,7 +106,7 @@ async def test_the_host_stores_the_same_with_and_without_the_compiler(name: str,
     talker, withal, done = await outcome(SCENARIOS[name], way, history, ours)
     assert withal == without
     assert snapshot(history) == before
-    assert all(kept is given for kept, given in zip(done.messages, history, strict=False)) if done else True
+    assert all(kept is original for kept, original in zip(done.messages, history, strict=False)) if done else True
     assert ours.last_view is not None and ours.last_view.status in ("compiled", "cycle")
     assert all(len(sent.messages) < len(history) for sent in talker.sent)
     assert max(sent.tokens for sent in talker.sent) <= BUDGET

@@ -28,12 +28,12 @@ Answer = str | ModelResponse | Exception
 class Writer:
     """A model for summaries that keeps its prompts and settings."""
 
-    def __init__(self, answer: Callable[[int, str], Any], **given: Any) -> None:
+    def __init__(self, answer: Callable[[int, str], Any], **options: Any) -> None:
         self.prompts: list[str] = []
         self.settings: list[ModelSettings] = []
         self.thinking: list[Any] = []
         self._answer = answer
-        self.model = FunctionModel(self._write, model_name="notes", **given)
+        self.model = FunctionModel(self._write, model_name="notes", **options)
 
     async def _write(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         self.prompts.append(str(messages[-1].parts[-1].content))  # pyright: ignore
@@ -49,11 +49,11 @@ class Writer:
 class Life:
     """A chat whose older turns are summarized."""
 
-    def __init__(self, writer: Writer, **given: Any) -> None:
+    def __init__(self, writer: Writer, **options: Any) -> None:
         self.talker, self.errors = Talker("Noted, the garden needs water. " * 8), list[Exception]()
         self.views: list[Any] = []
         self.ours = ContextCompiler(
-            **{"budget": 3_000, "store": None, "system": None, "model": writer.model, "recall": 0, **given},
+            **{"budget": 3_000, "store": None, "system": None, "model": writer.model, "recall": 0, **options},
             on_error=self.errors.append,
             on_view=self.views.append,
         )
@@ -103,15 +103,15 @@ async def test_a_model_that_writes_nothing_useful_is_left_alone_and_reported_onc
 
 
 async def test_length_stop_and_tools_are_set_for_the_summary_and_the_rest_is_kept() -> None:
-    given = ModelSettings(
+    configured = ModelSettings(
         max_tokens=7, stop_sequences=["gate"], parallel_tool_calls=False, extra_headers={"x-team": "a"}, temperature=0.5
     )
-    life = Life(writer := Writer(lambda number, prompt: SUMMARY, settings=given))
+    life = Life(writer := Writer(lambda number, prompt: SUMMARY, settings=configured))
     await life.turns(14)
     settings = writer.settings[0]
     assert settings.get("extra_headers") == {"x-team": "a"} and settings.get("temperature") == 0.5
     assert not {"stop_sequences", "parallel_tool_calls"} & set(settings)
-    assert 300 < settings.get("max_tokens", 0) <= 3_000 and given.get("max_tokens") == 7
+    assert 300 < settings.get("max_tokens", 0) <= 3_000 and configured.get("max_tokens") == 7
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ async def test_length_stop_and_tools_are_set_for_the_summary_and_the_rest_is_kep
 async def test_a_model_that_always_reasons_has_room_for_it_and_any_other_does_not_reason(
     profile: Any, more: int, thinking: bool | None
 ) -> None:
-    plain, reasoning = (Writer(lambda number, prompt: SUMMARY, profile=one) for one in ({}, profile))
+    plain, reasoning = (Writer(lambda number, prompt: SUMMARY, profile=choice) for choice in ({}, profile))
     for writer in (plain, reasoning):
         await Life(writer).turns(14)
     assert reasoning.settings[0].get("max_tokens", 0) == plain.settings[0].get("max_tokens", 0) + more
@@ -145,7 +145,9 @@ async def test_no_more_than_the_cap_of_a_summary_is_given_to_the_next_one() -> N
 async def test_one_compile_reads_a_few_prompts_and_says_what_it_left() -> None:
     writer = Writer(lambda number, prompt: f"{SUMMARY} Part {number}.", profile={"context_window": 9_000})
     life = Life(writer, store=(store := MemoryStore()))
-    life.history = [one for number in range(300) for one in (user(prose(number, 90)), assistant(prose(number, 60)))]
+    life.history = [
+        message for number in range(300) for message in (user(prose(number, 90)), assistant(prose(number, 60)))
+    ]
     await life.turns(1)
     assert 1 < len(writer.prompts) <= 4
     assert sum(map(TokenCounter().text, writer.prompts)) < 24_000
@@ -173,7 +175,9 @@ async def test_a_prompt_that_is_too_long_for_the_model_is_asked_in_halves() -> N
 async def test_prompts_fit_the_window_that_the_application_gives() -> None:
     life = Life(writer := Writer(lambda number, prompt: SUMMARY), window=6_000, model=None)
     life.agent = Agent(writer.model, capabilities=[life.ours])
-    life.history = [one for number in range(80) for one in (user(prose(number, 150)), assistant(prose(number, 60)))]
+    life.history = [
+        message for number in range(80) for message in (user(prose(number, 150)), assistant(prose(number, 60)))
+    ]
     await life.turns(1)
     *summaries, _ = writer.prompts
     assert len(summaries) > 1 and max(map(len, summaries)) < 4 * 6_000
@@ -186,12 +190,14 @@ async def test_answers_that_came_in_time_are_kept_and_the_rest_comes_with_the_ne
 
     writer = Writer(lambda number, prompt: late() if number == 2 else f"{SUMMARY} Part {number}.")
     life = Life(writer, budget=60_000, timeout=2)
-    life.history = [one for number in range(300) for one in (user(prose(number, 150)), assistant(prose(number, 60)))]
+    life.history = [
+        message for number in range(300) for message in (user(prose(number, 150)), assistant(prose(number, 60)))
+    ]
     await life.turns(1)
     assert len(writer.prompts) == 2 and "Part 1." in life.talker.last.text
-    asked = [next(at for at in range(300) if prose(at, 150)[:200] in prompt) for prompt in writer.prompts]
+    asked = [next(number for number in range(300) if prose(number, 150)[:200] in prompt) for prompt in writer.prompts]
     await life.turns(12, words=3_000)
-    later = [at for at in range(300) if prose(at, 150)[:200] in writer.prompts[2]]
+    later = [number for number in range(300) if prose(number, 150)[:200] in writer.prompts[2]]
     assert min(later) == asked[1] and "Part 1." in writer.prompts[2], "the late prompt alone is asked again"
 
 

@@ -75,13 +75,13 @@ def facts(turns: int, count: int, draw: random.Random) -> list[Fact]:
     names = draw.sample(NAMES, count)
     mentioned = sorted(draw.sample(range(2, turns * 6 // 10), count))
     free = set(range(2, turns)) - set(mentioned)
-    found: list[Fact] = []
-    for thing, name, at in zip(draw.sample(THINGS, count), names, mentioned, strict=True):
-        asked = draw.choice(sorted(turn for turn in free if turn >= at + turns // 10))
+    drawn: list[Fact] = []
+    for thing, name, number in zip(draw.sample(THINGS, count), names, mentioned, strict=True):
+        asked = draw.choice(sorted(turn for turn in free if turn >= number + turns // 10))
         free.remove(asked)
         sentence = f"the {thing} is called {name}."
-        found.append(Fact(sentence=sentence, question=f"What is the {thing} called?", mentioned=at, asked=asked))
-    return found
+        drawn.append(Fact(sentence=sentence, question=f"What is the {thing} called?", mentioned=number, asked=asked))
+    return drawn
 
 
 async def converse(turns: int, count: int, seed: int) -> Outcome:
@@ -108,7 +108,7 @@ async def converse(turns: int, count: int, seed: int) -> Outcome:
     @agent.tool_plain
     def look_up(shelf: int) -> str:
         """Look something up that has nothing to do with the conversation."""
-        return "".join(LOOKED_UP.format(at=shelf + at) for at in range(12))
+        return "".join(LOOKED_UP.format(at=shelf + offset) for offset in range(12))
 
     rows: list[Row] = []
     history: list[ModelMessage] = []

@@ -33,14 +33,14 @@ TO_READ = len(MESSAGES) // resilience.STEP
 class Conversation:
     """An agent that continues the long history, with the views and errors of its requests and what the model got."""
 
-    def __init__(self, *, counter: Callable[[str], int] = lambda text: len(text) // 4, **given: Any) -> None:
+    def __init__(self, *, counter: Callable[[str], int] = lambda text: len(text) // 4, **options: Any) -> None:
         """A counter of its own, because what is read for the default counter is known to all agents."""
         self.views: list[View] = []
         self.errors: list[str] = []
         self.sent: list[str] = []
         self.history = MESSAGES
         callbacks = {"on_view": self.views.append, "on_error": self._note}
-        compiler: Any = ContextCompiler(budget=BUDGET, model="none", counter=counter, **callbacks, **given)
+        compiler: Any = ContextCompiler(budget=BUDGET, model="none", counter=counter, **callbacks, **options)
         self._agent = Agent(FunctionModel(self._answered), capabilities=[compiler])
 
     def _note(self, error: Exception) -> None:

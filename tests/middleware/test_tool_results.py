@@ -90,8 +90,8 @@ async def test_every_error_in_the_feedback_of_the_host_reaches_the_model() -> No
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         feedback = " ".join(str(getattr(part, "content", "")) for part in messages[-1].parts)
         seen.append({name for name in values if re.search(rf"loc\W+{name}\b", feedback)})
-        given = {"body": "A long report on the harbour and its cranes. " * 250}
-        return ModelResponse(parts=[TextPart(json.dumps(given | {name: values[name] for name in seen[-1]}))])
+        report = {"body": "A long report on the harbour and its cranes. " * 250}
+        return ModelResponse(parts=[TextPart(json.dumps(report | {name: values[name] for name in seen[-1]}))])
 
     model = FunctionModel(answer, profile={"supports_json_schema_output": True})
     compiler = ContextCompiler(budget=8_000, store=None, model="none")

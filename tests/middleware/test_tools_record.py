@@ -43,16 +43,16 @@ async def test_the_record_has_the_tools_and_outputs_that_were_sent():
     compiler = ContextCompiler(budget=4_000, store=store, system=None)
     agent = Agent(TestModel(), tools=[forecast], output_type=ToolOutput(City, strict=True), capabilities=[compiler])
     await agent.run("hello")
-    found = await tools(store)
-    assert found is not None and [(tool.kind, tool.name, tool.strict) for tool in found] == [
+    recorded = await tools(store)
+    assert recorded is not None and [(tool.kind, tool.name, tool.strict) for tool in recorded] == [
         ("function", "forecast", None),
         ("output", "final_result", True),
     ]
-    assert found[0].description == "The weather of a day, for ann@example.org."
-    assert dict(found[0].parameters)["properties"] == {"day": {"type": "string"}}
+    assert recorded[0].description == "The weather of a day, for ann@example.org."
+    assert dict(recorded[0].parameters)["properties"] == {"day": {"type": "string"}}
     (*_, record) = await store.views()
     sections = record.ledger["tokens"]
-    counted = sum(tool_tokens(tool, TokenCounter()) for tool in found)
+    counted = sum(tool_tokens(tool, TokenCounter()) for tool in recorded)
     assert isinstance(sections, dict) and counted == sections["instructions and schemas"]  # pyright: ignore[reportUnknownArgumentType]
     assert await store.verify() == ()
 
@@ -64,8 +64,8 @@ async def test_an_output_schema_enforced_by_the_provider_is_recorded():
         model, output_type=NativeOutput(City), capabilities=[ContextCompiler(budget=4_000, store=store, system=None)]
     )
     await agent.run("hello")
-    (found,) = await tools(store) or ()
-    assert found.kind == NATIVE and "name" in found.parameters["properties"]
+    (tool,) = await tools(store) or ()
+    assert tool.kind == NATIVE and "name" in tool.parameters["properties"]
 
 
 async def test_a_history_processor_records_the_tools_that_it_knows(tmp_path: Path):
@@ -81,9 +81,9 @@ async def test_redaction_reaches_every_text_of_a_tool():
         budget=4_000, store=store, system=None, redact=lambda text: text.replace("day", "***").replace("ann@", "***@")
     )
     await Agent(TestModel(), tools=[forecast], capabilities=[compiler]).run("hello")
-    (found,) = await tools(store) or ()
-    assert found.kind == "function" and found.description == "The weather of a ***, for ***@example.org."
-    assert dict(found.parameters)["properties"] == {"***": {"type": "string"}}
+    (tool,) = await tools(store) or ()
+    assert tool.kind == "function" and tool.description == "The weather of a ***, for ***@example.org."
+    assert dict(tool.parameters)["properties"] == {"***": {"type": "string"}}
     assert not [row async for row in store.export() if "ann@" in str(row)]
 
 
@@ -100,7 +100,7 @@ async def test_other_processes_see_a_compile_while_the_model_writes(tmp_path: Pa
 
     async def write(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         while not seen:
-            seen.extend(one.model for one in await reader.perform(browse.calls_in_progress))
+            seen.extend(call.model for call in await reader.perform(browse.calls_in_progress))
         return ModelResponse(parts=[TextPart(NOTES)])
 
     compiler = ContextCompiler(

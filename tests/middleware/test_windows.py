@@ -40,11 +40,11 @@ def unknown(server: OpenAIServer, name: str = "kiln-7b") -> Any:
     return server.model(name, profile={"context_window": None})
 
 
-async def talk(server: OpenAIServer, turns: int, **given: Any) -> list[View]:
+async def talk(server: OpenAIServer, turns: int, **options: Any) -> list[View]:
     """A conversation, each turn with another compiler as in another part of the program."""
     views, history = list[View](), list(PAST)
     for turn in range(turns):
-        ours = compiler(**{"budget": None, **given}, on_view=views.append)
+        ours = compiler(**{"budget": None, **options}, on_view=views.append)
         agent = Agent(unknown(server), capabilities=[ours])
         history = (await run(agent, f"Question {turn}: " + prose(turn, 30), message_history=history)).messages
     return views

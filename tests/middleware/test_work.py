@@ -34,11 +34,11 @@ async def test_a_request_reads_each_message_of_a_known_history_once(
     budget: int, characters: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[ModelMessage] = []
-    one = Reader.one
+    original = Reader.one
 
     def counted(reader: Reader, message: ModelMessage) -> Any:
         looked.append(message)
-        return one(reader, message)
+        return original(reader, message)
 
     compiler = ContextCompiler("extractive", budget=budget, model="none", store=tmp_path / "record.db", system=None)
     agent, history = Agent(TestModel(), capabilities=[compiler]), _history(characters)
