@@ -71,8 +71,8 @@ def demo_record(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def record_views(db: Path) -> Path:
     """Record views of the bundled conversation within budgets of 1,000, 2,000 and 4,000 tokens."""
     for budget, turns in ((1_000, ()), (2_000, ("--recent-turns", "1")), (4_000, ("--recent-turns", "2"))):
-        given = ("--budget", str(budget), *turns, "--session", "demo", "--db", str(db))
-        result = CliRunner().invoke(app, ["compile", str(DEMO), *given])
+        options = ("--budget", str(budget), *turns, "--session", "demo", "--db", str(db))
+        result = CliRunner().invoke(app, ["compile", str(DEMO), *options])
         assert result.exit_code == 0, result.output
     return db
 
@@ -129,7 +129,7 @@ def message(role: str, text: str) -> dict[str, Any]:
 def chat(turns: int, words: int = 40) -> list[dict[str, Any]]:
     """A conversation of so many turns and a last question."""
     said = [
-        message(role, f"{role} {turn}: " + " ".join(f"word{turn}_{at}" for at in range(words)))
+        message(role, f"{role} {turn}: " + " ".join(f"word{turn}_{index}" for index in range(words)))
         for turn in range(turns)
         for role in ("user", "assistant")
     ]

@@ -47,8 +47,8 @@ class Terminal:
         while words not in self.text[self._seen :]:
             assert time.monotonic() < end, f"no {words!r} in:\n{self.text[self._seen :][-500:]}"
             self._read(0.1)
-        at = self.text.index(words, self._seen) + len(words)
-        said, self._seen = self.text[self._seen : at], at
+        position = self.text.index(words, self._seen) + len(words)
+        said, self._seen = self.text[self._seen : position], position
         return said
 
     def _read(self, seconds: float) -> bool:
@@ -102,8 +102,8 @@ def terminal(
     """The command line on a terminal of its own."""
     master, slave = pty.openpty()
     ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-    given = {name: value for name, value in os.environ.items() if not name.startswith("CONTEXT_COMPILER_")}
-    env = {**given, "TERM": kind, "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("CONTEXT_COMPILER_")}
+    env = {**inherited, "TERM": kind, "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}
     process = Child(args, cwd=folder, env=env, terminal=slave)
     os.close(slave)
     try:

@@ -33,8 +33,8 @@ def url(postgres_url: str, sync_loop: object) -> str:
 
 
 def test_commands_read_prune_and_delete(url: str):
-    place = json.loads(run("verify", "--db", url, "--json"))
-    assert place["sound"] and place["db"].startswith("postgresql://postgres@") and "host=" not in place["db"]
+    report = json.loads(run("verify", "--db", url, "--json"))
+    assert report["sound"] and report["db"].startswith("postgresql://postgres@") and "host=" not in report["db"]
     (session,) = json.loads(run("sessions", "list", "--db", url, "--json"))["sessions"]
     assert (session["session_id"], session["requests"]) == ("ann", 2)
     assert "Oslo" in run("views", "show", "2", "--db", url)
@@ -50,7 +50,7 @@ def test_a_fact_is_found_by_its_words_or_near_ones(url: str):
     exact = json.loads(run("sessions", "find", "ann", "live in Oslo", "--db", url, "--json"))
     assert exact["said_in"] == 1 and exact["had"] == 2 and not exact["near"]
     near = json.loads(run("sessions", "find", "ann", "lived Osol", "--db", url, "--json", code=1))
-    assert not near["said_in"] and "I live in Oslo." in [one["fact"] for one in near["near"]]
+    assert not near["said_in"] and "I live in Oslo." in [match["fact"] for match in near["near"]]
     assert "I live in Oslo." in run("sessions", "find", "oslo lives", "--db", url, code=1)
 
 
@@ -58,8 +58,8 @@ async def test_the_pages_show_it(url: str, tmp_path: Path):
     web = pytest.importorskip("context_compiler.web.app")
     made = web.create_app(url, system=tmp_path)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url="http://127.0.0.1") as client:
-        found = (await client.get("/api/sessions?name=AN&text=live in oslo&status=raw")).json()
-        assert [one["session_id"] for one in found["sessions"]] == ["ann"]
+        listed = (await client.get("/api/sessions?name=AN&text=live in oslo&status=raw")).json()
+        assert [session["session_id"] for session in listed["sessions"]] == ["ann"]
         page = (await client.get("/sessions")).text
         assert "ann" in page and "postgresql://postgres@" in page
         for path in re.findall(r'href="(/(?:sessions|requests)/[^"#]+)"', page)[:3] + [

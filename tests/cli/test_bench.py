@@ -78,13 +78,13 @@ def test_a_transcript_that_fits_costs_the_same_every_way(cc: Command, talk: Path
 
 
 def test_the_verdict_is_the_cheapest_setting_tried_and_agrees_with_the_table(cc: Command, work: Path) -> None:
-    found = cc("bench", work, "--budget", 2000, "--recall", 0.5, "--price", "openai:gpt-5", "--json").json
-    verdict, rows = found["verdict"], {row["way"]: row for row in found["ways"]}
+    report = cc("bench", work, "--budget", 2000, "--recall", 0.5, "--price", "openai:gpt-5", "--json").json
+    verdict, rows = report["verdict"], {row["way"]: row for row in report["ways"]}
     everything, ours = (float(rows[way]["money"]) for way in (WAYS[0], WAYS[2]))
     assert verdict["everything"] == pytest.approx(everything) and verdict["cost"] <= ours * 1.001
     assert rows[WAYS[2]]["cost"] == pytest.approx(ours / everything)
     best = f"this costs ${verdict['cost']:.4f}, sending everything ${everything:.4f}"
-    assert found["said"] == f"use budget {verdict['budget']:,}, recall 0.5: {best}"
+    assert report["said"] == f"use budget {verdict['budget']:,}, recall 0.5: {best}"
     again = cc("bench", work, "--budget", verdict["budget"], "--recall", 0.5, "--price", "openai:gpt-5", "--json").json
     assert float(again["ways"][2]["money"]) == pytest.approx(verdict["cost"])
 
@@ -142,12 +142,12 @@ def test_a_transcript_without_answers_is_refused(cc: Command, tmp_path: Path) ->
 def test_a_missing_matplotlib_names_the_extra(
     cc: Command, talk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = importlib.import_module
+    original = importlib.import_module
 
     def without(name: str, *rest: Any) -> Any:
         if name.startswith("matplotlib"):
             raise builtins.ImportError(name)
-        return known(name, *rest)
+        return original(name, *rest)
 
     monkeypatch.setattr("context_compiler.cli.drawing.import_module", without)
     said = cc("bench", talk, "--budget", 600, "--plot", tmp_path / "one.svg")

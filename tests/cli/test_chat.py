@@ -69,7 +69,7 @@ def test_a_recorded_view_shows_a_prompt_with_its_recall_block_as_the_users(cc: C
 def test_every_request_of_the_normal_mode_is_on_the_record(cc: Command) -> None:
     assert "the whole history was sent as it is: 3 messages" in talk(cc, "Hello.", "And now?", "/view").out
     views = cc("views", "list", "--json").json["views"]
-    assert [(one["turn_index"], one["budget"], one["status"].partition(";")[0]) for one in views] == [
+    assert [(view["turn_index"], view["budget"], view["status"].partition(";")[0]) for view in views] == [
         (1, None, "raw"),
         (0, None, "raw"),
     ]

@@ -24,8 +24,8 @@ def blocks(text: str, size: int) -> tuple[list[str], str]:
 def shown(text: str, size: int = 7) -> str:
     console = Console(file=StringIO(), force_terminal=True, width=60, height=20, color_system=None)
     with MarkdownStream(console) as voice:
-        for at in range(0, len(text), size):
-            voice.write(text[at : at + size])
+        for start in range(0, len(text), size):
+            voice.write(text[start : start + size])
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 

@@ -281,8 +281,8 @@ def test_a_paste_of_a_megabyte_with_control_characters_is_one_message(tmp_path: 
     with chat(tmp_path, "--endless") as screen:
         screen.wait_for(PROMPT)
         screen.type("\x1b[200~")
-        for at in range(0, len(pasted), 1_000):
-            screen.type(pasted[at : at + 1_000])
+        for start in range(0, len(pasted), 1_000):
+            screen.type(pasted[start : start + 1_000])
         screen.type("\x1b[201~")
         screen.wait_for("characters #1]")
         screen.type("\r")

@@ -177,7 +177,7 @@ def test_the_same_chat_compiles_from_other_formats(cc: Command, tmp_path: Path) 
 
 
 def test_one_of_several_conversations_must_be_selected(cc: Command, tmp_path: Path) -> None:
-    written(tmp_path / "chats.json", [{"id": f"c{at}", "messages": chat(at)} for at in range(1, 4)])
+    written(tmp_path / "chats.json", [{"id": f"c{number}", "messages": chat(number)} for number in range(1, 4)])
     said = cc("compile", "chats.json")
     assert said.code == 2
     assert "contains 3 conversations; select one with --select" in one_line(said) and "'chats#c1'" in said.err

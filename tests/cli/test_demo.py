@@ -29,7 +29,7 @@ def test_the_bundled_conversation_is_one_that_needs_compiling() -> None:
     assert max(sum(isinstance(part, ToolCallPart) for part in message.parts) for message in MESSAGES) == 3
     history = read_history(MESSAGES)
     assert 12_000 < history.tokens < 20_000
-    assert max(one.tokens for one in history.readings) > 4_000
+    assert max(reading.tokens for reading in history.readings) > 4_000
 
 
 def test_the_bundled_conversation_contains_what_its_question_asks_for() -> None:
@@ -70,10 +70,10 @@ def test_the_demo_records_a_session_in_which_a_fact_leaves_and_comes_back(
     assert (
         total["session"] == "demo" and total["requests"] == 53 and not total["fallbacks"] and not total["over_budget"]
     )
-    found = again("sessions", "find", "demo", ASKED, "--json").json
-    had = [bool(one["forms"]) for one in found["stretches"] if one["known"]]
+    result = again("sessions", "find", "demo", ASKED, "--json").json
+    had = [bool(stretch["forms"]) for stretch in result["stretches"] if stretch["known"]]
     assert had.count(False) >= 2 and had[-1]
-    assert "it was sent only when recalled: " in found["answer"]
+    assert "it was sent only when recalled: " in result["answer"]
     second = again("demo", "--json").json
     for name in ("requests", "raw_tokens", "answers", "checks"):
         assert second[name] == first[1][name], "a second demo says the same and adds nothing"

@@ -52,37 +52,37 @@ def chatted(cc: Command, folder: Path, tmp_path: Path) -> Command:
 
 
 def test_a_fact_is_followed_through_all_requests(chatted: Command) -> None:
-    found = chatted("sessions", "find", "main", CODE, "--json").json
-    forms = [one["forms"] for one in found["stretches"]]
+    result = chatted("sessions", "find", "main", CODE, "--json").json
+    forms = [stretch["forms"] for stretch in result["stretches"]]
     assert forms[0] == ["verbatim"] and "verbatim" not in forms[1] and any("recalled" in form for form in forms)
-    gone = [one for one in found["stretches"] if one["known"] and not one["forms"]]
-    assert len(gone) > 1 and all(one["reason"] and one["request"] <= one["first"] for one in gone)
-    left = found["stretches"][1]
+    gone = [stretch for stretch in result["stretches"] if stretch["known"] and not stretch["forms"]]
+    assert len(gone) > 1 and all(stretch["reason"] and stretch["request"] <= stretch["first"] for stretch in gone)
+    left = result["stretches"][1]
     assert left["reason"] and left["step"] and left["request"] == left["first"]
-    recalled = [str(one["first"]) for one in found["stretches"] if one["forms"] == ["recalled"]]
-    assert f"it was sent only when recalled: {', '.join(recalled)}" in found["answer"]
+    recalled = [str(stretch["first"]) for stretch in result["stretches"] if stretch["forms"] == ["recalled"]]
+    assert f"it was sent only when recalled: {', '.join(recalled)}" in result["answer"]
     shown = chatted("sessions", "find", "main", CODE.upper())
     dropped = f"dropped at request {left['request']} (step {left['step']} of the cut order): {left['reason']}"
     assert shown.out.count(dropped) == len(gone) and "recalled before a prompt" in shown.out
-    assert f"had it, {found['requests_since'] - found['had']} did not" in shown.out
-    assert f"views why {found['stretches'][-1]['last']} " in shown.out
+    assert f"had it, {result['requests_since'] - result['had']} did not" in shown.out
+    assert f"views why {result['stretches'][-1]['last']} " in shown.out
 
 
 def test_the_command_line_and_the_pages_agree(chatted: Command) -> None:
-    found = chatted("sessions", "find", "main", CODE, "--json").json
+    result = chatted("sessions", "find", "main", CODE, "--json").json
     with TestClient(create_app(Path("system/context.db")), base_url="http://localhost") as client:
         page = client.get("/api/sessions/1/fact", params={"q": CODE}).json()
         why = client.get(f"/api/requests/{page['stretches'][1]['first']}/why").json()["messages"][0]["fate"]
-    assert found["stretches"] == page["stretches"] and found["had"] == page["had"]
-    (one,) = chatted("views", "why", page["stretches"][1]["first"], "m0", "--json").json["messages"]
-    assert one["fate"]["reason"] == why["reason"] and one["fate"]["form"] == why["form"]
+    assert result["stretches"] == page["stretches"] and result["had"] == page["had"]
+    (message,) = chatted("views", "why", page["stretches"][1]["first"], "m0", "--json").json["messages"]
+    assert message["fate"]["reason"] == why["reason"] and message["fate"]["form"] == why["form"]
 
 
 def test_an_absent_message_comes_with_the_numbers_of_its_cut_and_a_budget_that_keeps_it(
     chatted: Command,
 ) -> None:
     page = chatted("sessions", "find", "main", CODE, "--json").json
-    number = next(one["first"] for one in page["stretches"] if one["known"] and not one["forms"])
+    number = next(stretch["first"] for stretch in page["stretches"] if stretch["known"] and not stretch["forms"])
     why = chatted("views", "why", number, CODE, "--json").json
     (cut,), remedy = why["cuts"], why["remedy"]
     assert cut["size"] > cut["threshold"] >= cut["target"] > 0 and cut["budget"] == 500
@@ -94,11 +94,11 @@ def test_an_absent_message_comes_with_the_numbers_of_its_cut_and_a_budget_that_k
     again = ("views", "replay", number, "--trigger", "1.0", "--json", "--budget")
     assert CODE in str(chatted(*again, remedy["budget"]).json["messages"])
     with TestClient(create_app(Path("system/context.db")), base_url="http://localhost") as client:
-        one = client.get(f"/api/requests/{number}/why", params={"message": "m0"}).json()
+        payload = client.get(f"/api/requests/{number}/why", params={"message": "m0"}).json()
         shown = client.get(f"/requests/{number}/why", params={"message": "m0"}).text
         wrong = client.get(f"/api/requests/{number}/why", params={"message": "m4000"})
-    assert one["cuts"] == why["cuts"] and one["remedy"]["budget"] >= remedy["budget"]
-    assert f"An agent with a budget of {one['remedy']['budget']:,}" in " ".join(shown.split())
+    assert payload["cuts"] == why["cuts"] and payload["remedy"]["budget"] >= remedy["budget"]
+    assert f"An agent with a budget of {payload['remedy']['budget']:,}" in " ".join(shown.split())
     assert wrong.status_code == 404 and "give m0 to m" in wrong.json()["error"]
 
 
@@ -113,21 +113,21 @@ def test_each_reason_is_printed_once_within_the_width_of_the_terminal(chatted: C
 
 def test_a_request_shows_for_each_message_whether_it_was_sent_quoted_or_left_out(chatted: Command) -> None:
     find = partial(chatted, "sessions", "find", "main", CODE, "--json")
-    number = next(one["first"] for one in find().json["stretches"] if one["known"] and not one["forms"])
+    number = next(stretch["first"] for stretch in find().json["stretches"] if stretch["known"] and not stretch["forms"])
     words = chatted("views", "why", number, CODE)
-    (gone, *_) = (one for one in find().json["stretches"] if one["first"] == number)
+    (gone, *_) = (stretch for stretch in find().json["stretches"] if stretch["first"] == number)
     dropped = f"dropped at request {gone['request']} (step {gone['step']} of the cut order): {gone['reason']}"
     assert f"the words are not in it: {dropped}" in words.out and "not in the request" in words.out
     every = chatted("views", "why", number, "--json").json
     assert every["words"] is None and len(every["messages"]) > 8
     assert every["messages"][-1]["fate"]["form"] == "verbatim"
     turn = chatted("views", "why", number, "turn 1", "--json").json["messages"]
-    assert [one["index"] for one in turn] == [0, 1]
+    assert [message["index"] for message in turn] == [0, 1]
 
 
 def test_a_fact_found_in_a_recall_block_is_labelled_so(chatted: Command) -> None:
     stretches = chatted("sessions", "find", "main", CODE, "--json").json["stretches"]
-    number = next(one["first"] for one in stretches if one["forms"] == ["recalled"])
+    number = next(stretch["first"] for stretch in stretches if stretch["forms"] == ["recalled"])
     shown = chatted("views", "why", number, CODE).out
     assert f"request {number} of session main" in shown
     assert "the words are in it: recalled before a prompt" in shown and "words of it: recalled" in shown
@@ -156,35 +156,35 @@ def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_search")
 def test_a_fact_is_lost_where_a_later_compile_replaced_its_quotes(planned: Command) -> None:
-    found = planned("sessions", "find", "trip", FACT, "--json").json
-    known = [one for one in found["stretches"] if one["known"]]
-    quoted = next(one for one in known if one["forms"] == ["quoted"])
-    lost = next(one for one in known if one["first"] > quoted["last"])
+    result = planned("sessions", "find", "trip", FACT, "--json").json
+    stretches = [stretch for stretch in result["stretches"] if stretch["known"]]
+    quoted = next(stretch for stretch in stretches if stretch["forms"] == ["quoted"])
+    lost = next(stretch for stretch in stretches if stretch["first"] > quoted["last"])
     assert quoted["request"] == quoted["first"] and quoted["step"]
-    gone = [one for one in known if not one["forms"]]
+    gone = [stretch for stretch in stretches if not stretch["forms"]]
     assert len(gone) > 1 and gone[0]["first"] >= lost["first"]
-    assert all((one["request"], one["step"]) == (lost["first"], 0) for one in gone)
+    assert all((stretch["request"], stretch["step"]) == (lost["first"], 0) for stretch in gone)
     dropped = f"dropped at request {lost['first']}: the compile there chose other quotes"
     assert planned("sessions", "find", "trip", FACT).out.count(dropped) >= len(gone)
     with TestClient(create_app(Path("system/context.db")), base_url="http://localhost") as client:
         assert client.get("/sessions/1/fact", params={"q": FACT}).text.count(dropped) >= len(gone)
-    for one in gone:
-        shown = planned("views", "why", one["first"], FACT).out
+    for missing in gone:
+        shown = planned("views", "why", missing["first"], FACT).out
         assert f"the words are not in it: {dropped}" in shown
         assert f"Request {quoted['first']} (turn" in shown and f"Request {lost['first']} (turn" in shown
-    recalled = [span(one["first"], one["last"]) for one in known if one["forms"] == ["recalled"]]
+    recalled = [span(stretch["first"], stretch["last"]) for stretch in stretches if stretch["forms"] == ["recalled"]]
     since = f"Since request {lost['first']} (the compile there chose other quotes) it was sent only when recalled: "
-    assert f"{since}{', '.join(recalled)}." in found["answer"]
+    assert f"{since}{', '.join(recalled)}." in result["answer"]
 
 
 @pytest.mark.usefixtures("no_search")
 def test_the_advice_knows_whether_recall_was_on_and_whether_the_prompt_asked(planned: Command) -> None:
     last = planned("sessions", "find", "trip", FACT, "--json").json["newest"]
-    found = planned("sessions", "find", "off", FACT, "--json").json
+    result = planned("sessions", "find", "off", FACT, "--json").json
     unasked = planned("views", "why", last, FACT).out
     assert "the prompt shares no word with it; recall finds such" in unasked and "docs/" not in unasked
     assert "Pin it (18 tokens in every request), or phrase it as a rule" in unasked and "recall=" not in unasked
-    off = planned("views", "why", found["newest"], FACT)
+    off = planned("views", "why", result["newest"], FACT)
     assert "Recall was off" in off.out and "shares no word" not in off.out
     asked = planned("views", "why", 16, "Graça to Estrela").out  # both take something
     assert "Recall was on (0.5), and the prompt shares words with it" in asked and "docs/recall.md" not in asked
@@ -192,13 +192,15 @@ def test_the_advice_knows_whether_recall_was_on_and_whether_the_prompt_asked(pla
 
 def test_a_pinned_message_is_not_offered_to_be_pinned_and_its_requests_name_the_pin(chatted: Command) -> None:
     find = partial(chatted, "sessions", "find", "main", CODE)
-    number = next(one["first"] for one in find("--json").json["stretches"] if one["known"] and not one["forms"])
+    number = next(
+        stretch["first"] for stretch in find("--json").json["stretches"] if stretch["known"] and not stretch["forms"]
+    )
     assert "pin it: " in chatted("views", "why", number, CODE).out
     chatted("sessions", "pin", "main", "m0")
     shown = chatted("views", "why", number, CODE).out
     assert "pin it: " not in shown and "Pin it" not in shown and "every request from the next run on has it" in shown
     before = find("--json").json
-    assert not any(one["reason"] == "pinned" for one in before["stretches"])
+    assert not any(stretch["reason"] == "pinned" for stretch in before["stretches"])
     assert before["answer"].endswith("Message 0 is pinned now, so that every request from the next run on has it.")
     chatted("chat", "--model", "scripted:0", "--endless", "--budget", "500", input="And now?\n")
     after = find("--json").json
@@ -211,7 +213,7 @@ def test_messages_with_a_single_word_are_near_and_the_search_fails(planned: Comm
     near = planned("sessions", "find", "trip", "peanut allergy Ben")
     assert near.code == 1 and near.out.index("Ben is allergic") < near.out.index("follow the first")
     every = planned("sessions", "find", "peanut allergy Ben", "--json")
-    assert every.code == 1 and {one["session"] for one in every.json["sessions"]} == {"trip", "off"}
+    assert every.code == 1 and {session["session"] for session in every.json["sessions"]} == {"trip", "off"}
     with TestClient(create_app(Path("system/context.db")), base_url="http://localhost") as client:
         page = client.get("/sessions/1/fact", params={"q": "peanut allergy Ben"}).text
         assert "These messages come nearest" in page and "Ben is allergic" in page
@@ -222,7 +224,7 @@ def test_messages_with_a_single_word_are_near_and_the_search_fails(planned: Comm
 
 def test_without_a_session_all_are_searched_for_the_words_or_near_ones(chatted: Command) -> None:
     exact = chatted("sessions", "find", CODE, "--json").json["sessions"]
-    assert [one["session"] for one in exact] == ["main"] and exact[0]["had"]
+    assert [session["session"] for session in exact] == ["main"] and exact[0]["had"]
     said = chatted("sessions", "find", "main", "code of the relaese").out
     assert "Nearest to it" in said and "sessions find main 'The release code is orchid-7731" in " ".join(said.split())
     chatted("import", DEMO, "--session", "other", "--db", "system/context.db")

@@ -26,8 +26,8 @@ def claude_code(turns: int) -> str:
             "content": [{"type": "text", "text": f"answer {turn}"}],
         }
         lines.append({"type": "assistant", "message": answer})
-    for at, one in enumerate(lines):
-        one |= {"sessionId": "s", "uuid": f"u{at}", "parentUuid": f"u{at - 1}" if at else None}
+    for index, line in enumerate(lines):
+        line |= {"sessionId": "s", "uuid": f"u{index}", "parentUuid": f"u{index - 1}" if index else None}
     return "\n".join(map(json.dumps, lines))
 
 
@@ -38,9 +38,9 @@ def test_a_folder_shows_its_conversations_and_the_savings_of_each(cc: Command, t
     written(projects / "short.json", chat(3))
     (projects / "settings.json").write_text('{"theme": "dark"}')
     os.utime(projects / "short.json", (1, 1))
-    found = cc("import", "projects", "--json").json["conversations"]
-    assert [Path(one["file"]).name for one in found] == ["long.jsonl", "short.json"], "the newest first"
-    long, short = found
+    conversations = cc("import", "projects", "--json").json["conversations"]
+    assert [Path(entry["file"]).name for entry in conversations] == ["long.jsonl", "short.json"], "the newest first"
+    long, short = conversations
     assert long["priced"] and long["requests"] == 30 and 0 < long["views"] < long["everything"]
     assert not short["priced"] and short["requests"] == 3 and short["views"] == short["everything"] > 0
     said = cc("import", "projects").out
@@ -126,7 +126,7 @@ def test_all_conversations_of_a_folder_are_imported(cc: Command, tmp_path: Path)
     written(folder / "one.json", chat(2))
     (folder / "demo.json").write_bytes(DEMO.read_bytes())
     said = cc("import", "chats", "--all", "--json").json["sessions"]
-    assert {one["session"] for one in said} == {"one", "demo"} and {one["state"] for one in said} == {"new"}
+    assert {entry["session"] for entry in said} == {"one", "demo"} and {entry["state"] for entry in said} == {"new"}
 
 
 def test_a_folder_without_conversations_is_refused_with_the_reason(cc: Command, tmp_path: Path) -> None:

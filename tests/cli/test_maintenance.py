@@ -202,9 +202,9 @@ def test_an_import_is_not_shown_as_sent(cc: Command) -> None:
 
 def test_fallbacks_and_latencies_are_counted(cc: Command) -> None:
     store = SQLiteStore("system/context.db")
-    records = [request("compiled; run_id: no run", at) for at in range(1, 20)] + [request("fallback", 1000.0)]
-    for at, record in enumerate(records):
-        asyncio.run(store.save(Entry(record=replace(record, request_index=at), raw=None, view=None)))
+    records = [request("compiled; run_id: no run", latency) for latency in range(1, 20)] + [request("fallback", 1000.0)]
+    for index, record in enumerate(records):
+        asyncio.run(store.save(Entry(record=replace(record, request_index=index), raw=None, view=None)))
     asyncio.run(store.close())
     total = cc("stats", "--json").json["total"]
     assert (total["fallbacks"], total["over_budget"], total["compiled"]) == (1, 0, 19)

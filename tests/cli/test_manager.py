@@ -39,7 +39,7 @@ def test_the_log_marks_the_commit_that_a_rollback_restores(cc: Command, session:
 def test_the_log_can_be_printed_as_json(cc: Command, session: str) -> None:
     log = cc("manager", "log", session, "--json").json
     assert log["turns"] == 5 and log["next"] == log["commits"][0]["id"]
-    assert [one["turns"] for one in log["commits"]] == [4, 2]
+    assert [commit["turns"] for commit in log["commits"]] == [4, 2]
     assert log["commits"][0]["memories"] == 1
     assert len(cc("manager", "log", session, "-n", 1, "--json").json["commits"]) == 1
 
@@ -61,7 +61,7 @@ def test_a_rollback_restores_and_the_next_one_goes_back_further(cc: Command, ses
 
 
 def test_a_rollback_can_name_a_commit_of_the_log(cc: Command, session: str) -> None:
-    newest, oldest = (one["id"] for one in cc("manager", "log", session, "--json").json["commits"])
+    newest, oldest = (commit["id"] for commit in cc("manager", "log", session, "--json").json["commits"])
     for wrong, why in (("nonsense", "has no commit"), ("", "several commits begin with")):
         said = cc("manager", "rollback", session, "--to", wrong, "--yes")
         assert said.code == 2 and why in one_line(said)

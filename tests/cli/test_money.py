@@ -35,9 +35,9 @@ def record(tmp_path: Path) -> Path:
 
 
 def test_stats_show_dollars_and_mark_unknown_prices(cc: Command, record: Path) -> None:
-    found = {one["session"]: one["costs"] for one in cc("stats", "--db", record, "--json").json["sessions"]}
-    known, new = found["known"], found["other"]
-    assert 0 < known["sent"] == known["everything"] and known["compiles"] == 0 and known["priced"] == 3
+    costs = {session["session"]: session["costs"] for session in cc("stats", "--db", record, "--json").json["sessions"]}
+    priced, new = costs["known"], costs["other"]
+    assert 0 < priced["sent"] == priced["everything"] and priced["compiles"] == 0 and priced["priced"] == 3
     assert new["sent"] is None and new["everything"] is None and new["unknown"] == ["nobody-1"]
     shown = cc("stats", "--db", record, terminal=200).plain
     assert "prices are known for 3 of 6 requests, no price is known for nobody-1" in shown

@@ -19,9 +19,9 @@ def shared(cc: Command, tmp_path: Path) -> Command:
     async def record() -> None:
         store = SQLiteStore(tmp_path / "system" / "context.db")
         for owner in ("ann", "bob"):
-            one = store.scoped(owner)
-            await one.save(request(Talk(f"the plan of {owner}"), session_id="chat"))
-            await one.save(request(Talk(f"the journey of {owner}"), session_id=f"{owner}s", created_at=days_ago(40)))
+            scoped = store.scoped(owner)
+            await scoped.save(request(Talk(f"the plan of {owner}"), session_id="chat"))
+            await scoped.save(request(Talk(f"the journey of {owner}"), session_id=f"{owner}s", created_at=days_ago(40)))
         await store.close()
 
     asyncio.run(record())
@@ -29,13 +29,13 @@ def shared(cc: Command, tmp_path: Path) -> Command:
 
 
 def test_lists_show_only_sessions_of_the_owner(shared: Command) -> None:
-    assert {one["owner"] for one in shared("sessions", "list", "--json").json["sessions"]} == {"ann", "bob"}
+    assert {session["owner"] for session in shared("sessions", "list", "--json").json["sessions"]} == {"ann", "bob"}
     assert "owner" in shared("sessions", "list").out
     for more, env in ((("--owner", "ann"), {}), ((), {"CONTEXT_COMPILER_OWNER": "ann"})):
-        found = shared("sessions", "list", *more, "--json", **env).json["sessions"]
-        assert {one["session_id"] for one in found} == {"chat", "anns"}
-        assert {one["owner"] for one in shared("views", "list", *more, "--json", **env).json["views"]} == {"ann"}
-        assert [one["session"] for one in shared("stats", *more, "--json", **env).json["sessions"]].count("chat") == 1
+        sessions = shared("sessions", "list", *more, "--json", **env).json["sessions"]
+        assert {session["session_id"] for session in sessions} == {"chat", "anns"}
+        assert {view["owner"] for view in shared("views", "list", *more, "--json", **env).json["views"]} == {"ann"}
+        assert [row["session"] for row in shared("stats", *more, "--json", **env).json["sessions"]].count("chat") == 1
         assert "bob" not in shared("export", *more, **env).out
     assert shared("sessions", "list", "--owner", "nobody", "--json").json["sessions"] == []
 
@@ -104,8 +104,8 @@ def test_two_owners_can_chat_in_sessions_of_the_same_name(shared: Command, tmp_p
         return said.out
 
     talk("cat", "My cat is called Mia.")
-    found = talk("../dan", "My dog is called Rex.", "/recall Mia", "/stats")
-    assert "Mia." not in found and "turns          1" in found
+    output = talk("../dan", "My dog is called Rex.", "/recall Mia", "/stats")
+    assert "Mia." not in output and "turns          1" in output
     assert "turns          2" in talk("cat", "And my dog is not Rex.", "/stats")
     for owner, mine, other in (("cat", "Mia", "called Rex"), ("../dan", "called Rex", "Mia")):
         written = shared("export", "--owner", owner).out
@@ -131,12 +131,12 @@ def test_commands_use_the_vault_of_the_owner_and_require_an_owner(shared: Comman
     shown = shared("templates", "show", "mine", "--vault", vault, "--owner", "ann")
     assert "The template of ann." in shown.out
     listed = shared("templates", "list", "--vault", vault, "--json", CONTEXT_COMPILER_OWNER="bob").json["templates"]
-    assert [one["path"] for one in listed if one["source"] == "vault"] == [
+    assert [template["path"] for template in listed if template["source"] == "vault"] == [
         str(tmp_path / "prompts/bob/AssistantMD/ContextTemplates/mine.md")
     ]
     assert shared("templates", "check", "mine", "--vault", vault, "--owner", "bob").code == 0
-    given = "-t", "mine", "--budget", "900", "--vault", vault
-    assert "The template of ann." in shared("compile", DEMO, *given, "--owner", "ann").out
+    options = "-t", "mine", "--budget", "900", "--vault", vault
+    assert "The template of ann." in shared("compile", DEMO, *options, "--owner", "ann").out
     shared("import", DEMO, "--session", "long", "--owner", "bob")
     compacted = shared("sessions", "compact", "long", "-t", "mine", "--vault", vault, "--json").json
     assert compacted["summary"] == "The template of bob."

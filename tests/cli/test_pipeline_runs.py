@@ -27,7 +27,7 @@ def test_an_example_runs_without_a_model_and_can_be_looked_at(cc: Command) -> No
     assert lines[-1] == "first success"
 
     listed = json.loads(cc("pipeline", "runs", "--json").out)["runs"]
-    assert [(one["run_id"], one["status"]) for one in listed] == [("first", "success")]
+    assert [(run["run_id"], run["status"]) for run in listed] == [("first", "success")]
     shown = cc("pipeline", "show", "first").out
     assert "14 passed" in shown and "parallel.fan_in.best_id" in shown
     again = cc("pipeline", "resume", "first", "--simulate")
@@ -77,8 +77,8 @@ def test_events_are_json_lines_and_the_last_is_the_result(cc: Command) -> None:
 def test_a_gate_asks_on_the_terminal(tmp_path: Path) -> None:
     command = [python(), "-m", "context_compiler", "pipeline", "run", str(EXAMPLE), "--simulate"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    given = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "check": False, "timeout": 60}
-    done = subprocess.run(command, input="y\n", **given)
+    options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "check": False, "timeout": 60}
+    done = subprocess.run(command, input="y\n", **options)
     assert done.returncode == 0 and "Ship it?" in done.stderr and "  [N] No, again" in done.stderr
 
 
@@ -211,11 +211,11 @@ def test_a_limit_of_time_ends_a_run(cc: Command, tmp_path: Path) -> None:
 def test_graphs_and_handlers_are_printed_as_json(cc: Command) -> None:
     parsed = cc("pipeline", "parse", EXAMPLE).json
     assert parsed == cc("pipeline", "parse", EXAMPLE, "--json").json
-    stages = {one["name"]: one for one in parsed["stages"]}
+    stages = {stage["name"]: stage for stage in parsed["stages"]}
     assert parsed["name"] == "review_loop" and stages["implement"]["attributes"]["fidelity"] == "full"
     assert {"from": "start", "to": "plan", "attributes": {}} in parsed["edges"]
-    found = {one["type"]: one for one in cc("pipeline", "handlers").json["handlers"]}
-    assert found["tool"]["shape"] == "parallelogram" and found["tool"]["retries_failures"]
+    handlers = {handler["type"]: handler for handler in cc("pipeline", "handlers").json["handlers"]}
+    assert handlers["tool"]["shape"] == "parallelogram" and handlers["tool"]["retries_failures"]
 
 
 WAITING = """digraph g {

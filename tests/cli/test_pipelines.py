@@ -69,7 +69,7 @@ def test_findings_as_json(cc: Command, wrong: Path, sound: Path) -> None:
     assert said.code == 1 and said.json["ok"] is False
     first, second = said.json["files"]
     assert (first["name"], first["stages"], first["edges"], first["findings"]) == ("sound", 5, 5, [])
-    rules = {one["rule"]: one for one in second["findings"]}
+    rules = {finding["rule"]: finding for finding in second["findings"]}
     assert rules["edge_target_exists"]["edge"] == ["a", "gone"] and rules["edge_target_exists"]["line"] == 4
     assert cc("pipeline", "check", str(sound), "--json").json["ok"] is True
 

@@ -16,7 +16,7 @@ def check(said: Said) -> None:
     assert said.code == 0, said.err
     view = said.json
     assert view["tokens"] <= view["budget"]
-    sent = read_history(load_messages([json.dumps(one).encode() for one in view["messages"]]))
+    sent = read_history(load_messages([json.dumps(message).encode() for message in view["messages"]]))
     assert not pair(sent).broken
 
 

@@ -279,12 +279,12 @@ async def test_an_agent_continues_after_its_own_last_turn_and_not_after_a_replay
         agent = Agent(talker.model, capabilities=[ContextCompiler(store=db, system=None, model="none", budget=300)])
         said = await agent.run(f"Part {turn}: {'some words of it ' * 20}", message_history=history, conversation_id="c")
         history = said.all_messages()
-    given = ("views", "replay", 3, "--budget", 200, "--record", "--db", db)
-    assert (await asyncio.to_thread(cc, *given)).code == 0
+    arguments = ("views", "replay", 3, "--budget", 200, "--record", "--db", db)
+    assert (await asyncio.to_thread(cc, *arguments)).code == 0
     async with open_record(db) as store:
         assert [len(await store.transcript("c")), len(await store.transcript("replay of 3 · c"))] == [12, 5]
     with TestClient(create_app(db, system=None), base_url="http://127.0.0.1") as client:
-        kinds = {one["session_id"]: one["kind"] for one in client.get("/api/sessions").json()["sessions"]}
+        kinds = {session["session_id"]: session["kind"] for session in client.get("/api/sessions").json()["sessions"]}
     assert kinds == {"c": "agent", "replay of 3 · c": "replay"}
 
 
@@ -330,10 +330,10 @@ def test_deleting_without_a_terminal_requires_yes(recorded: Command) -> None:
 
 
 def test_an_import_makes_sessions_that_can_be_listed_and_shown(cc: Command, tmp_path: Path) -> None:
-    written(tmp_path / "chats.json", [{"id": f"c{at}", "messages": chat(at)} for at in range(1, 4)])
+    written(tmp_path / "chats.json", [{"id": f"c{number}", "messages": chat(number)} for number in range(1, 4)])
     said = cc("import", "chats.json", "--json")
-    assert [one["session"] for one in said.json["sessions"]] == ["chats#c1", "chats#c2", "chats#c3"]
-    assert [one["state"] for one in said.json["sessions"]] == ["new"] * 3
+    assert [session["session"] for session in said.json["sessions"]] == ["chats#c1", "chats#c2", "chats#c3"]
+    assert [session["state"] for session in said.json["sessions"]] == ["new"] * 3
     assert "Raw history: 5 messages" in cc("sessions", "show", "chats#c2").out
     assert cc("views", "replay", 3, "--template", "extractive", "--budget", 200).code == 0
     assert cc("verify").out.endswith("sound\n")

@@ -31,7 +31,9 @@ def test_compile_lists_the_sections_left_out_of_the_prompt(cc: Command, tight: s
 
 def test_a_chat_and_its_record_list_the_sections_left_out(cc: Command, tight: str) -> None:
     lines = ["Never deploy on Fridays. I want to move the queue to another host and keep all that is in it."]
-    lines += [f"Question {at}: what is known of the queue, the lock, the log and the disk? " * 4 for at in range(1, 6)]
+    lines += [
+        f"Question {number}: what is known of the queue, the lock, the log and the disk? " * 4 for number in range(1, 6)
+    ]
     options = ("--model", "scripted:0", "--endless", "--template", tight, "--budget", 1500)
     said = cc("chat", *options, input="\n".join([*lines, "/view"]))
     assert said.code == 0 and named(said.out) == GONE, said.out

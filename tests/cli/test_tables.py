@@ -32,7 +32,7 @@ def test_shortened_names_stay_distinct_and_can_be_typed(long: Command, width: in
         said = long(*args, terminal=width)
         assert all(len(line) <= width for line in said.plain.splitlines()), said.plain
         meant = [expand(name, ["demo", *NAMES]) for name in names_in(said.plain)]
-        assert all(len(one) == 1 for one in meant) and len(meant) == len({one for (one,) in meant}), said.plain
+        assert all(len(names) == 1 for names in meant) and len(meant) == len({name for (name,) in meant}), said.plain
 
 
 def test_a_pipe_gets_every_name_and_every_column(long: Command) -> None:
@@ -118,7 +118,7 @@ def test_a_status_line_omits_whole_items() -> None:
 
 
 def test_suggestions_say_how_many_there_are_and_what_lists_them() -> None:
-    said = suggestions("four", [f"name {at}" for at in range(9)], list_command="context-compiler sessions list")
+    said = suggestions("four", [f"name {number}" for number in range(9)], list_command="context-compiler sessions list")
     assert said.startswith("; there are 9, such as 'name ") and said.endswith(
         "`context-compiler sessions list` lists them all"
     )
@@ -150,7 +150,7 @@ def test_the_demo_fits_eighty_columns(recorded: Command) -> None:
 
 def test_stats_and_the_list_of_views_count_compiled_requests_alike(long: Command) -> None:
     long("compile", "-", "--db", "system/context.db", "--budget", 200, input=json.dumps(chat(8)))
-    listed = [one["status"].split(";")[0] for one in long("views", "list", "--json").json["views"]]
+    listed = [view["status"].split(";")[0] for view in long("views", "list", "--json").json["views"]]
     total = long("stats", "--json").json["total"]
     assert total["compiled"] == listed.count("compiled") == 4
     assert total["by_model"] == 0 and total["compiles"] == 4

@@ -72,13 +72,13 @@ def test_all_errors_of_a_file_are_named(cc: Command, tmp_path: Path) -> None:
     text = "---\nfidelity: lots\nrecent_turns: many\n---\n{{ a b }}\n{{ c | nofilter }} {{ d | other }}\n{{ e f }}"
     (tmp_path / "note.md").write_text(text)
     said = cc("templates", "check", "note.md")
-    found = [line.strip().removeprefix("wrong").strip() for line in said.out.splitlines()[:-2]]
-    assert [line.split(": ")[0] for line in found] == [f"note.md:{line}" for line in (2, 3, 5, 6, 6, 7)]
-    (one,) = cc("templates", "check", "note.md", "--json").json["templates"]
-    assert one["errors"] == found and one["error"] == found[0]
+    errors = [line.strip().removeprefix("wrong").strip() for line in said.out.splitlines()[:-2]]
+    assert [line.split(": ")[0] for line in errors] == [f"note.md:{line}" for line in (2, 3, 5, 6, 6, 7)]
+    (template,) = cc("templates", "check", "note.md", "--json").json["templates"]
+    assert template["errors"] == errors and template["error"] == errors[0]
     (tmp_path / "note.md").write_text("{% for x in y %}\n{{ a b }}\n")
-    (one,) = cc("templates", "check", "note.md", "--json").json["templates"]
-    assert [error.split(": ")[0] for error in one["errors"]] == ["note.md:1", "note.md:2"]
+    (template,) = cc("templates", "check", "note.md", "--json").json["templates"]
+    assert [error.split(": ")[0] for error in template["errors"]] == ["note.md:1", "note.md:2"]
 
 
 def test_an_unknown_template_is_reported_in_one_line_with_similar_names(cc: Command) -> None:
@@ -97,8 +97,8 @@ def test_a_check_finds_what_is_wrong_and_where(cc: Command, own: Path) -> None:
     assert said.code == 1
     assert "wrong.md:2: fidelity: unknown fidelity 'lots'" in said.out and "1 wrong, 1 warning" in said.out
     assert "unknown key 'tags'" in said.out
-    found = {one["name"]: one for one in cc("templates", "check", "--json").json["templates"]}
-    assert found["wrong"]["error"] and not found["good"]["error"]
+    templates = {template["name"]: template for template in cc("templates", "check", "--json").json["templates"]}
+    assert templates["wrong"]["error"] and not templates["good"]["error"]
 
 
 def test_a_check_of_one_template_leaves_the_others_alone(cc: Command, own: Path) -> None:

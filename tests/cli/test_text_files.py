@@ -40,10 +40,10 @@ def test_a_file_reads_the_same_however_a_tool_saved_it(
 ) -> None:
     results: list[tuple[int, str]] = []
     for folder, data in (("plain", FILES[name].encode()), ("saved", SAVED[saved](FILES[name]))):
-        place = tmp_path / folder
-        place.mkdir()
-        monkeypatch.chdir(place)
-        (place / name).write_bytes(data)
+        directory = tmp_path / folder
+        directory.mkdir()
+        monkeypatch.chdir(directory)
+        (directory / name).write_bytes(data)
         said = cc(*COMMANDS[name])
         results.append((said.code, said.out))
     assert results[0][0] == 0, results

@@ -44,7 +44,7 @@ def test_a_run_is_submitted_worked_on_answered_and_ended(cc: Command, plan: Path
     assert wrong.code == 2 and "none of the choices: [Y] go, [N] back" in wrong.err
     assert cc("pipeline", "answer", "first", "y").out == "first: h is answered: y\n"
     changes = [json.loads(line) for line in cc(*WORKER, "--json").out.splitlines()]
-    assert [one["change"] for one in changes] == ["taken", "success"]
+    assert [change["change"] for change in changes] == ["taken", "success"]
     assert cc("pipeline", "status", "first", "--json").json["state"] == "success"
     assert cc("pipeline", "status").out == "no open runs in system/runs.db\n"
 
@@ -117,7 +117,7 @@ def test_runs_are_deleted_and_pruned(cc: Command, plan: Path) -> None:
     assert cc("pipeline", "delete", "other", "--yes").out == "other is deleted\n"
     assert cc("pipeline", "prune", "--older-than", "1d").out == "system/runs.db: 0 runs deleted\n"
     assert cc("pipeline", "prune", "--older-than", "0m", "--json").json["removed"] == ["ended"]
-    assert [one["run_id"] for one in cc("pipeline", "runs", "--json").json["runs"]] == ["waits"]
+    assert [run["run_id"] for run in cc("pipeline", "runs", "--json").json["runs"]] == ["waits"]
     wrong = cc("pipeline", "prune", "--older-than", "long")
     assert wrong.code == 2 and "--older-than 'long'" in wrong.err
     assert cc("pipeline", "delete", "waits", "--yes", "--json").json == {"run_id": "waits", "deleted": True}

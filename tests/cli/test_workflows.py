@@ -35,7 +35,7 @@ def test_the_example_is_sound_and_runs_without_a_model(cc: Command) -> None:
     assert (done.code, done.out.splitlines()[-1]) == (0, "first success")
     assert "Context summary (compiled):" in Path("out/final_version/prompt.md").read_text()
     views = cc("views", "list", "--json").json["views"]
-    assert {one["session_id"] for one in views} == {
+    assert {view["session_id"] for view in views} == {
         f"first/{step}/context-helper" for step in ("draft_the_note", "final_version")
     }
 
@@ -65,7 +65,7 @@ def test_the_steps_can_be_drawn(cc: Command, steps: Path) -> None:
 def test_show_lists_the_steps_and_the_last_run(cc: Command, steps: Path) -> None:
     shown = cc("workflow", "show", steps, "--json").json
     assert shown["run"] is None
-    assert [(one["step"], one["line"], one["context_helper"]) for one in shown["workflow"]["steps"]] == [
+    assert [(step["step"], step["line"], step["context_helper"]) for step in shown["workflow"]["steps"]] == [
         *(("Plan", 1, ""), ("Report", 4, "extractive")),
     ]
     cc("workflow", "run", steps, "--simulate", "--id", "whole")
@@ -92,12 +92,12 @@ def test_a_stopped_run_of_an_earlier_text_is_named_with_the_command_that_resumes
 def test_a_run_is_not_resumed_without_a_model(cc: Command, steps: Path, named: tuple[str, str]) -> None:
     asyncio.run(half(str(steps), SQLiteRuns(Path("runs.db")), "report", simulate=True))
     command, what = named
-    given = (command, "resume", str(steps) if command == "workflow" else what, "--runs", "runs.db")
+    arguments = (command, "resume", str(steps) if command == "workflow" else what, "--runs", "runs.db")
     for _ in range(2):  # the run stays as it is
-        refused = cc(*given)
+        refused = cc(*arguments)
         assert refused.code == 2 and "names no model; give --model NAME, or --simulate to ask none" in refused.err
-    assert cc(*given, "--simulate").code == 0
-    assert (cc(*given).code, cc(*given).out) == (0, "r success\n")  # it has ended, so it needs no model
+    assert cc(*arguments, "--simulate").code == 0
+    assert (cc(*arguments).code, cc(*arguments).out) == (0, "r success\n")  # it has ended, so it needs no model
 
 
 def test_check_finds_missing_templates_and_gives_the_line(cc: Command, steps: Path) -> None:
