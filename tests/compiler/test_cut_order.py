@@ -278,7 +278,7 @@ def test_a_step_has_its_number_in_the_order_and_on_the_page(step: cut_order.Step
     reasons = set(climb(on, step))
     assert bool(reasons) == (step not in (cut_order.shrink_summary, cut_order.drop_summary)), "those have no message"
     number = CUT_ORDER.index(step) + 1
-    assert {found.step.number for reason in reasons if (found := reason_of(reason))} == ({number} if reasons else set())
+    assert {cut.step.number for reason in reasons if (cut := reason_of(reason))} == ({number} if reasons else set())
     listed = page("docs/budget/cut-order.md").partition("## The cut order")[2].partition("\n## ")[0]
     assert f"\n{number}. " in listed and f"\n{len(CUT_ORDER) + 1}. " not in listed
 

@@ -100,7 +100,7 @@ async def test_a_field_keeps_its_values_that_no_call_has_used() -> None:
     others = {f"ref_{number}": f"noise_{number}77" for number in range(60)}
     noise = [assistant(call("noise", "n")), user(answer("n", others))]
     view = await one_shot(session(*listed, *used, *noise))
-    assert all(one in quotes(view) for one in ids[3:])
+    assert all(identifier in quotes(view) for identifier in ids[3:])
 
 
 async def test_an_identifier_is_not_listed_twice() -> None:
@@ -205,7 +205,7 @@ async def test_a_small_live_view_in_a_turn_lists_identifiers_that_its_calls_may_
     sent = talker.last.text
     needed = [f"{name}{number}{end}" for number in range(6) for name, end in (("FL", "07"), ("card_", "4421"))]
     assert views[-1].status == "compiled" and talker.last.tokens <= 1_000
-    assert all(one in sent for one in needed)
+    assert all(identifier in sent for identifier in needed)
 
 
 async def test_quotes_of_a_small_view_in_tool_work_take_at_most_a_quarter_of_the_budget() -> None:

@@ -68,11 +68,11 @@ def limits_of(
     window: int | None = None,
     threshold: Amount = 0,
     fidelity: Fidelity = Fidelity.SUMMARY_MEDIUM,
-    **given: Any,
+    **options: Any,
 ) -> Limits:
     """Limits of a request with the amounts of a caller and the threshold of a template."""
     whole, _ = whole_budget(budget, window=window)
-    return limits(budget=whole, trigger=trigger_of(trigger, threshold, fidelity), **given)
+    return limits(budget=whole, trigger=trigger_of(trigger, threshold, fidelity), **options)
 
 
 def marks(**given: Any) -> tuple[int, int, int]:
@@ -140,10 +140,10 @@ AMOUNTS = st.integers(1, 50_000) | st.floats(0.001, 1.0)
 
 @given(AMOUNTS, st.none() | AMOUNTS, st.integers(0, 60_000), st.none() | st.integers(1, 80_000), st.floats(0.8, 2.0))
 def test_the_marks_are_in_order(budget: Any, trigger: Any, fixed: int, window: int | None, ratio: float) -> None:
-    found = limits_of(budget, trigger, fixed=fixed, window=window, ratio=ratio)
-    assert 1 <= found.budget
-    assert found.high <= found.budget
-    assert found.low <= found.high or fixed > found.high
-    assert found.high >= min(found.budget, fixed + min(found.room // 2, 1_000))
+    bounds = limits_of(budget, trigger, fixed=fixed, window=window, ratio=ratio)
+    assert 1 <= bounds.budget
+    assert bounds.high <= bounds.budget
+    assert bounds.low <= bounds.high or fixed > bounds.high
+    assert bounds.high >= min(bounds.budget, fixed + min(bounds.room // 2, 1_000))
     if window is not None:
-        assert found.budget * ratio <= max(1, window - min(4_096, window // 4)) + ratio
+        assert bounds.budget * ratio <= max(1, window - min(4_096, window // 4)) + ratio

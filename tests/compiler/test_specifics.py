@@ -25,11 +25,11 @@ FLOORS = {
 
 
 def labels(sort: Sort) -> list[tuple[str, set[str]]]:
-    found: list[tuple[str, set[str]]] = []
+    pairs: list[tuple[str, set[str]]] = []
     for line in LABELLED[sort].splitlines():
         said, _, expected = line.rpartition(" =>")
-        found.append((said, {one.strip() for one in expected.split(";;") if one.strip()}))
-    return found
+        pairs.append((said, {part.strip() for part in expected.split(";;") if part.strip()}))
+    return pairs
 
 
 def measured(sort: Sort) -> tuple[float, float, list[object]]:
@@ -37,7 +37,7 @@ def measured(sort: Sort) -> tuple[float, float, list[object]]:
     right = extra = missed = 0
     wrong: list[object] = []
     for said, expected in labels(sort):
-        got = {one.verbatim for one in specifics(said) if one.sort is sort}
+        got = {specific.verbatim for specific in specifics(said) if specific.sort is sort}
         right, extra, missed = right + len(got & expected), extra + len(got - expected), missed + len(expected - got)
         if got != expected:
             wrong.append((said, expected, got))

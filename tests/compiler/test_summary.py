@@ -33,7 +33,9 @@ async def asked(template: str | Template, text: str) -> str:
         prompts.append(f"{info.instructions}\n{messages[-1].parts[-1].content}")  # pyright: ignore
         return ModelResponse(parts=[TextPart("**Goal**: the gates.")])
 
-    history = [one for number in range(60) for one in (user(text.format(number) * 2), assistant(text.format(-number)))]
+    history = [
+        message for number in range(60) for message in (user(text.format(number) * 2), assistant(text.format(-number)))
+    ]
     await compile_view([*history, user("?")], template, 2_000, model=FunctionModel(write), system=None)
     assert len(prompts) == 1
     return prompts[0]
@@ -59,7 +61,7 @@ async def test_most_of_a_prompt_is_the_conversation(template: str, most: int) ->
 
 
 async def test_a_short_summary_leaves_its_room_in_a_single_view_to_quotes() -> None:
-    history = [one for number in range(60) for one in (user(prose(number, 40)), assistant(prose(-number, 40)))]
+    history = [message for number in range(60) for message in (user(prose(number, 40)), assistant(prose(-number, 40)))]
     fact = "The staging database moved to harbour-17."
     history[20:20] = [user(fact), assistant("Noted.")]
     writer = FunctionModel(lambda messages, info: ModelResponse(parts=[TextPart("**Goal**: look at the gates.")]))
