@@ -162,7 +162,7 @@ def test_one_of_several_concurrent_seedings_writes_the_file(tmp_path: Path):
     for thread in threads:
         thread.join()
     assert len(seeded) == 8
-    assert sum(one is not None for one in seeded) == 1
+    assert sum(path is not None for path in seeded) == 1
 
 
 def test_the_list_has_the_vault_first_and_marks_shadowed_templates(vault: Path, system: Path):
@@ -170,8 +170,8 @@ def test_the_list_has_the_vault_first_and_marks_shadowed_templates(vault: Path, 
     put(vault, "chat_compiler.md", "x")
     put(system, "team/mine.md", "x")
     put(system, "mine.md", "x")
-    found = [(info.name, info.source, info.shadowed) for info in list_templates(vault, system)]
-    assert found == [
+    templates = [(info.name, info.source, info.shadowed) for info in list_templates(vault, system)]
+    assert templates == [
         ("chat_compiler", "vault", False),
         ("mine", "vault", False),
         ("mine", "system", True),

@@ -117,11 +117,11 @@ def test_a_body_with_far_too_many_tags_is_an_error():
 
 async def test_a_template_renders_in_any_thread_and_event_loop():
     template = Template.parse("{% for x in xs %}{{ x }}{% endfor %}", name="mine")
-    found: list[str] = []
-    threads = [threading.Thread(target=lambda: found.append(template.render({"xs": range(50)}))) for _ in range(4)]
+    outputs: list[str] = []
+    threads = [threading.Thread(target=lambda: outputs.append(template.render({"xs": range(50)}))) for _ in range(4)]
     for thread in threads:
         thread.start()
     there = await asyncio.gather(*(asyncio.to_thread(template.render, {"xs": range(50)}) for _ in range(4)))
     for thread in threads:
         thread.join()
-    assert {*found, *there} == {"".join(map(str, range(50)))}
+    assert {*outputs, *there} == {"".join(map(str, range(50)))}

@@ -109,7 +109,9 @@ def test_unknown_keys_are_warned_of_and_logged_once(caplog: pytest.LogCaptureFix
         "line 3: unknown key 'recent_turn'; did you mean recent_turns?",
         "line 4: unknown key 'date'; it has no effect",
     )
-    assert [record.getMessage() for record in caplog.records] == [f"/vault/mine.md: {one}" for one in first.warnings]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"/vault/mine.md: {warning}" for warning in first.warnings
+    ]
 
 
 @pytest.mark.parametrize(
