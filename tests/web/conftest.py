@@ -130,11 +130,11 @@ def number_of(client: TestClient, session: str) -> int:
 
 def requests_of(client: TestClient, session: str) -> list[dict[str, Any]]:
     """All requests of a session, oldest first."""
-    found: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
     number, page = number_of(client, session), 1
     while True:
         answer = client.get(f"/api/sessions/{number}", params={"page": page}).json()
-        found += answer["requests"]
-        if len(found) >= answer["pages"]["total"]:
-            return found[::-1]
+        requests += answer["requests"]
+        if len(requests) >= answer["pages"]["total"]:
+            return requests[::-1]
         page += 1

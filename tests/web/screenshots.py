@@ -53,10 +53,10 @@ def run(target: Path) -> None:
         with serving(chat_app(Path("system"))) as address:
             page = chromium.new_context(viewport={"width": 1000, "height": 720}).new_page()
             page.goto(f"{address}/chat")
-            for at, prompt in enumerate(PROMPTS, 1):
+            for number, prompt in enumerate(PROMPTS, 1):
                 page.get_by_label("Message").fill(prompt)
                 page.keyboard.press("Enter")
-                page.locator(".below").nth(at - 1).wait_for()
+                page.locator(".below").nth(number - 1).wait_for()
             shoot(page, target / "chat-page.png")
 
 

@@ -23,7 +23,7 @@ def api(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return schemathesis.openapi.from_asgi("/api/openapi.json", app, headers=LOOPBACK)
 
 
-@pytest.mark.parametrize("path", [f"/api{one.path}" for one in RESOURCES])
+@pytest.mark.parametrize("path", [f"/api{resource.path}" for resource in RESOURCES])
 def test_every_answer_is_described(api: Any, path: str) -> None:
     @settings(
         max_examples=10,

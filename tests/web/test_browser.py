@@ -74,7 +74,7 @@ def test_every_linked_page_opens_without_errors(chromium: Any, inspector: str) -
     kinds: dict[str, int] = {}
     while waiting:
         path = waiting.pop(0)
-        kind = "".join("#" if one.isdigit() else one for one in path.partition("?")[0])
+        kind = "".join("#" if character.isdigit() else character for character in path.partition("?")[0])
         if path in seen or kinds.get(kind, 0) >= 2 or path.startswith(("/chat", "/static")) or "/export/" in path:
             continue
         kinds[kind] = kinds.get(kind, 0) + 1
@@ -146,12 +146,12 @@ def fitting_a_phone(chromium: Any, address: str, path: str) -> Any:
     return page
 
 
-def serious(found: Any) -> list[str]:
+def serious(results: Any) -> list[str]:
     """Faults that keep somebody from using a page."""
     return [
-        f"{one['id']}: {[node['html'][:120] for node in one['nodes'][:3]]}"
-        for one in found.response["violations"]
-        if one["impact"] in ("serious", "critical")
+        f"{violation['id']}: {[node['html'][:120] for node in violation['nodes'][:3]]}"
+        for violation in results.response["violations"]
+        if violation["impact"] in ("serious", "critical")
     ]
 
 
@@ -162,8 +162,8 @@ def test_a_search_within_a_request_opens_the_parts_that_match(chromium: Any, ins
     page.keyboard.press("/")
     page.keyboard.type("function_7()")
     page.locator("#within-count", has_text="message").wait_for()
-    found = page.locator(".messages > .cc-message:visible")
-    assert 0 < found.count() < shown and page.get_by_text("def function_7()").first.is_visible()
+    matches = page.locator(".messages > .cc-message:visible")
+    assert 0 < matches.count() < shown and page.get_by_text("def function_7()").first.is_visible()
     page.get_by_label("Search in this request").fill("")
     assert page.locator(".messages > .cc-message:visible").count() == shown
     page.locator("h1").click()
@@ -191,26 +191,26 @@ def test_a_moved_slider_replays_the_session(chromium: Any, inspector: str) -> No
 def test_two_tabs_chat_in_one_conversation(chromium: Any, tmp_path: Path) -> None:
     with serving(chat_app(tmp_path, delay=0.02)) as address:
         visits = [Visit(chromium, address) for _ in range(2)]
-        one, other = (visit.go("/chat") for visit in visits)
-        one.keyboard.type("Never deploy on Fridays.")
-        one.keyboard.press("Enter")
-        one.get_by_role("link", name="request 1").wait_for()
+        tab, other = (visit.go("/chat") for visit in visits)
+        tab.keyboard.type("Never deploy on Fridays.")
+        tab.keyboard.press("Enter")
+        tab.get_by_role("link", name="request 1").wait_for()
         other.get_by_role("link", name="request 1").wait_for()
-        assert one.locator(".answer").inner_text() == other.locator(".answer").inner_text()
-        assert "of 2,000" in one.locator("#figures").inner_text()
+        assert tab.locator(".answer").inner_text() == other.locator(".answer").inner_text()
+        assert "of 2,000" in tab.locator("#figures").inner_text()
         other.get_by_role("switch", name="Endless").uncheck()
         other.get_by_label("Message").fill("Where do I look first?")
         other.get_by_role("button", name="Send").click()
         other.get_by_role("button", name="Stop").wait_for()
-        one.get_by_role("button", name="Stop").wait_for()
+        tab.get_by_role("button", name="Stop").wait_for()
         other.locator(".coming").wait_for()
-        one.get_by_role("button", name="Stop").click()
+        tab.get_by_role("button", name="Stop").click()
         other.get_by_text("stopped: what was shown is kept").wait_for()
-        assert one.locator(".turn").count() == 2
-        one.reload()
-        one.get_by_text("Where do I look first?", exact=True).wait_for()  # the answer may quote it
-        one.get_by_role("link", name="request 1").click()
-        assert "Never deploy on Fridays." in one.inner_text("main")
+        assert tab.locator(".turn").count() == 2
+        tab.reload()
+        tab.get_by_text("Where do I look first?", exact=True).wait_for()  # the answer may quote it
+        tab.get_by_role("link", name="request 1").click()
+        assert "Never deploy on Fridays." in tab.inner_text("main")
         assert not [said for visit in visits for said in visit.complaints if "ERR_" not in said]
 
 

@@ -56,10 +56,10 @@ class Tab:
 
     async def until(self, name: str, count: int = 1) -> Any:
         """Wait for the nth event of a kind; its value."""
-        while len(found := [value for event, value in self.heard if event == name]) < count:
+        while len(values := [value for event, value in self.heard if event == name]) < count:
             await asyncio.sleep(0.01)
             assert not self._task.done(), self._task.exception()
-        return found[count - 1]
+        return values[count - 1]
 
     async def say(self, text: str, **more: Any) -> httpx.Response:
         return await self.client.post("/api/chat", json={"text": text, **more})
@@ -70,11 +70,11 @@ class Tab:
 
 async def test_every_tab_gets_one_answer_with_a_link_to_its_request(tmp_path: Path) -> None:
     with serving(chat_app(tmp_path)) as address:
-        async with Tab(address) as one, Tab(address) as other:
-            assert (await one.say("Never deploy on Fridays.")).status_code == 202
-            done = await one.until("done")
+        async with Tab(address) as tab, Tab(address) as other:
+            assert (await tab.say("Never deploy on Fridays.")).status_code == 202
+            done = await tab.until("done")
             assert await other.until("done") == done
-            assert [value for name, value in one.heard if name == "piece"]
+            assert [value for name, value in tab.heard if name == "piece"]
             assert done["error"] == "" and done["sent"] > 0 and done["budget"] == 2_000
             async with httpx.AsyncClient(base_url=address) as client:
                 request = await client.get(f"/api/requests/{done['request']}")
@@ -302,9 +302,9 @@ async def test_an_answer_of_normal_mode_links_to_its_request_too(tmp_path: Path)
             page = await tab.page()
             assert [f'href="/requests/{number}"' in page for number in (1, 2, 3, 4)] == [True, True, True, False]
             assert "no request recorded" not in page
-            found = (await client.get("/api/requests/3")).json()
-            assert found["request"]["status"] == "raw" and found["request"]["budget"] is None
-            assert found["pages"]["total"] == 5 and found["request"]["tokens_sent"] > 2_000
+            answer = (await client.get("/api/requests/3")).json()
+            assert answer["request"]["status"] == "raw" and answer["request"]["budget"] is None
+            assert answer["pages"]["total"] == 5 and answer["request"]["tokens_sent"] > 2_000
             shown = await client.get("/requests/3")
             assert shown.status_code == 200 and "budget of" not in shown.text
             assert (await client.get("/requests/3/why")).status_code == 200

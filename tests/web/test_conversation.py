@@ -53,8 +53,8 @@ def test_calls_and_results_are_lines_until_opened(tmp_path: Path) -> None:
 
 def test_all_that_a_view_adds_is_a_line_until_opened(client: TestClient) -> None:
     newest = requests_of(client, "long")[-1]["id"]
-    found = client.get(f"/api/requests/{newest}").json()["messages"]
-    forms = {piece["form"] for one in found for part in one["parts"] for piece in part["segments"]}
+    messages = client.get(f"/api/requests/{newest}").json()["messages"]
+    forms = {piece["form"] for message in messages for part in message["parts"] for piece in part["segments"]}
     page = client.get(f"/requests/{newest}").text
     pieces = re.findall(r'<details class="cc-piece"><summary><span class="cc-chip cc-(\w+)">', page)
     assert pieces and set(pieces) == forms & {
@@ -71,9 +71,9 @@ def test_all_that_a_view_adds_is_a_line_until_opened(client: TestClient) -> None
 def test_a_changed_message_is_compared_by_words_on_both_sides(client: TestClient) -> None:
     requests = requests_of(client, "long")
     changed = [
-        (one["id"], row)
-        for one in requests
-        for row in client.get(f"/api/requests/{one['id']}/diff?with=raw").json()["rows"]
+        (request["id"], row)
+        for request in requests
+        for row in client.get(f"/api/requests/{request['id']}/diff?with=raw").json()["rows"]
         if row["kind"] == "changed" and {kind for kind, _ in row["words"]} >= {"same", "added"}
     ]
     number, row = changed[-1]

@@ -35,26 +35,26 @@ def fate(client: TestClient, fact: str) -> dict[str, object]:
 
 
 def test_a_fact_is_followed_from_verbatim_to_quoted(client: TestClient) -> None:
-    found = fate(client, FACT)
-    forms = [one["forms"] for one in found["stretches"]]
-    assert forms[0] == [] and not found["stretches"][0]["known"]
+    trace = fate(client, FACT)
+    forms = [stretch["forms"] for stretch in trace["stretches"]]
+    assert forms[0] == [] and not trace["stretches"][0]["known"]
     assert forms[1] == ["verbatim"] and set(forms[2]) & {"quoted", "identifier", "instruction"}
-    assert found["mentioned"] == 1 and found["mentions"][0]["fact"] == FACT
-    left = found["stretches"][2]
+    assert trace["mentioned"] == 1 and trace["mentions"][0]["fact"] == FACT
+    left = trace["stretches"][2]
     assert left["step"] in (2, 5) and left["reason"]
 
 
 def test_the_search_agrees_with_the_messages_of_every_request(client: TestClient) -> None:
     for fact in (FACT, "module 9 does", "src/module_1.py:3 def", "the release code is known", "nothing says this"):
-        found = fate(client, fact)
+        trace = fate(client, fact)
         having = 0
-        for one in requests_of(client, "long"):
-            sent = client.get(f"/api/requests/{one['id']}/export").json()["json"]
+        for request in requests_of(client, "long"):
+            sent = client.get(f"/api/requests/{request['id']}/export").json()["json"]
             is_there = fact in sent.partition('"messages": [')[2].partition('\n  ],\n  "answer"')[0]
-            stretch = next(s for s in found["stretches"] if s["first"] <= one["id"] <= s["last"])
-            assert bool(stretch["forms"]) == is_there, (fact, one["id"])
+            stretch = next(s for s in trace["stretches"] if s["first"] <= request["id"] <= s["last"])
+            assert bool(stretch["forms"]) == is_there, (fact, request["id"])
             having += is_there
-        assert found["had"] == having
+        assert trace["had"] == having
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_text_of_the_instructions_counts_as_part_of_the_request(client: TestClie
 
 
 def test_a_fact_covered_by_a_summary_is_marked_as_perhaps_in_it(client: TestClient) -> None:
-    found = fate(client, "Answer 3: the build")
-    gone = [one for one in found["stretches"] if not one["forms"] and one["known"]]  # pyright: ignore
+    trace = fate(client, "Answer 3: the build")
+    gone = [stretch for stretch in trace["stretches"] if not stretch["forms"] and stretch["known"]]  # pyright: ignore
     assert gone and gone[-1]["told"]
     page = client.get(f"/sessions/{number_of(client, 'long')}/fact", params={"q": "Answer 3: the build"}).text
     assert "perhaps in the summary" in page
@@ -96,24 +96,24 @@ def test_a_request_without_a_fact_links_to_the_message_that_contained_it(client:
     fact = next(
         words
         for words in ("module 3 says", "Turn 3: read", "Answer 9", "Turn 7: read", "src/module_5.py:9 def")
-        if any(not one["forms"] and one["known"] for one in fate(client, words)["stretches"])  # pyright: ignore
+        if any(not stretch["forms"] and stretch["known"] for stretch in fate(client, words)["stretches"])  # pyright: ignore
     )
     page = client.get(f"/sessions/{number}/fact", params={"q": fact}).text
     links = re.findall(r'href="(/requests/\d+/why[^"#]*)#(raw\d+)"', html.unescape(page))
-    lost = [one["first"] for one in fate(client, fact)["stretches"] if not one["forms"] and one["known"]]  # pyright: ignore
-    assert {f"/requests/{one}/why" for one in lost} <= {path.partition("?")[0] for path, _ in links}
-    for path, place in links:
-        assert f'id="{place}"' in client.get(path).text
+    lost = [s["first"] for s in fate(client, fact)["stretches"] if not s["forms"] and s["known"]]  # pyright: ignore
+    assert {f"/requests/{request}/why" for request in lost} <= {path.partition("?")[0] for path, _ in links}
+    for path, anchor in links:
+        assert f'id="{anchor}"' in client.get(path).text
 
 
 def test_the_answer_says_when_and_why_a_fact_left(client: TestClient) -> None:
-    found = fate(client, FACT)
-    answer = str(found["answer"])
-    stretches = [one for one in found["stretches"] if one["known"]]  # pyright: ignore
+    trace = fate(client, FACT)
+    answer = str(trace["answer"])
+    stretches = [stretch for stretch in trace["stretches"] if stretch["known"]]  # pyright: ignore
     assert answer.startswith("The newest request has it") == bool(stretches[-1]["forms"])
-    for one in stretches[1:]:
-        assert f"Since request {one['first']} ({one['reason']}) it was only " in answer
-        assert one["request"] == one["first"]
+    for later in stretches[1:]:
+        assert f"Since request {later['first']} ({later['reason']}) it was only " in answer
+        assert later["request"] == later["first"]
     assert stretches[1]["step"] and "chose other quotes" in stretches[2]["reason"]
     page = client.get(f"/sessions/{number_of(client, 'long')}/fact", params={"q": FACT}).text
     assert html.escape(answer, quote=False) in html.unescape(page)
@@ -121,9 +121,9 @@ def test_the_answer_says_when_and_why_a_fact_left(client: TestClient) -> None:
 
 def test_words_in_another_order_find_the_message(client: TestClient) -> None:
     number = number_of(client, "long")
-    found = fate(client, "yes without deploy")
-    assert found["had"] == 0 and [one["index"] for one in found["near"]] == [4]  # pyright: ignore
-    assert [one["id"] for one in client.get("/api/sessions?text=yes without deploy").json()["sessions"]] == [number]
+    trace = fate(client, "yes without deploy")
+    assert trace["had"] == 0 and [message["index"] for message in trace["near"]] == [4]  # pyright: ignore
+    assert [row["id"] for row in client.get("/api/sessions?text=yes without deploy").json()["sessions"]] == [number]
     page = html.unescape(client.get(f"/sessions/{number}/fact?q=yes without deploy").text)
     assert "come nearest" in page
     follow = re.findall(r'class="mentions"><li><a href="(/sessions/\d+/fact\?q=[^"]*)"', page)
@@ -136,7 +136,7 @@ def test_misspelt_inflected_and_missing_words_find_the_message(client: TestClien
     number = number_of(client, "long")
     assert 2 < fate(client, words)["near"][0]["index"] < 6  # pyright: ignore
     listed = client.get("/api/sessions", params={"text": words}).json()
-    assert [one["id"] for one in listed["sessions"]] == [number] and listed["near"]
+    assert [session["id"] for session in listed["sessions"]] == [number] and listed["near"]
     assert "come nearest" in client.get("/sessions", params={"text": words}).text
 
 

@@ -56,7 +56,7 @@ async def test_parts_shared_with_another_request_are_read_from_memory(place: str
     await talk(store)
     (session,) = [number for number, *_ in await store.perform(browse.newest_conversations)]
     tips = await store.perform(lambda db: browse.request_tips(db, session))
-    every = [tip for one in tips for tip in (one.raw_tip, one.view_tip) if tip is not None]
+    every = [tip for request in tips for tip in (request.raw_tip, request.view_tip) if tip is not None]
     alone = {tip: (await chains(store, session, [tip]))[tip] for tip in every}
     longest = max(alone, key=lambda tip: len(alone[tip]))
     assert len(alone[longest]) > browse.NEAR
@@ -64,9 +64,9 @@ async def test_parts_shared_with_another_request_are_read_from_memory(place: str
         assert await chains(store, session, order) == alone
     earlier = tips[30].raw_tip
     assert earlier is not None and alone[longest][: len(alone[earlier])] == alone[earlier]
-    found = await chains(store, session, [longest, earlier])
-    again = zip(found[longest], found[earlier][:-1], strict=False)
-    assert len(found[earlier]) > 50 and all(one is other for one, other in again)
+    together = await chains(store, session, [longest, earlier])
+    again = zip(together[longest], together[earlier][:-1], strict=False)
+    assert len(together[earlier]) > 50 and all(node is other for node, other in again)
     await store.close()
 
 

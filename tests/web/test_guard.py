@@ -45,9 +45,9 @@ def test_a_page_of_another_site_cannot_write(client: TestClient, headers: dict[s
         assert client.request(method, "/sessions", headers=headers).status_code == 403
 
 
-@pytest.mark.parametrize("mode, place", [("no-cors", "image"), ("cors", "empty"), ("navigate", "iframe")])
-def test_a_page_of_another_site_may_link_here_and_load_nothing(tmp_path: Path, mode: str, place: str) -> None:
-    headers = {"sec-fetch-site": "cross-site", "sec-fetch-mode": mode, "sec-fetch-dest": place}
+@pytest.mark.parametrize("mode, destination", [("no-cors", "image"), ("cors", "empty"), ("navigate", "iframe")])
+def test_a_page_of_another_site_may_link_here_and_load_nothing(tmp_path: Path, mode: str, destination: str) -> None:
+    headers = {"sec-fetch-site": "cross-site", "sec-fetch-mode": mode, "sec-fetch-dest": destination}
     with TestClient(chat_app(tmp_path), base_url="http://127.0.0.1") as client:
         for path in ("/chat?session=mine", "/chat/turns?session=mine", "/api/chat?session=mine", "/sessions"):
             assert client.get(path, headers=headers).status_code == 403

@@ -34,19 +34,19 @@ def listed(client: TestClient, **query: str) -> list[dict[str, Any]]:
 
 def test_the_totals_are_those_of_the_command_line(client: TestClient, db: Path) -> None:
     total = json.loads(CliRunner().invoke(app, ["stats", "--db", str(db), "--json"]).stdout)["total"]
-    found = client.get("/api/overview").json()
+    overview = client.get("/api/overview").json()
     for name, other in (("requests", "requests"), ("saved", "tokens_saved"), ("compiled", "compiled")):
-        assert found[name] == total[other] > 0
+        assert overview[name] == total[other] > 0
     assert f"{total['tokens_saved']:,}" in client.get("/sessions").text
 
 
 def test_periods_add_up_to_the_totals(db: Path) -> None:
     asyncio.run(spread(db))
     with TestClient(create_app(db, system=None), base_url="http://127.0.0.1") as client:
-        found = client.get("/api/overview").json()
-        assert 2 < len(found["periods"]) <= 72
+        overview = client.get("/api/overview").json()
+        assert 2 < len(overview["periods"]) <= 72
         for name in ("requests", "saved", "compiled", "fallbacks"):
-            assert sum(one[name] for one in found["periods"]) == found[name]
+            assert sum(period[name] for period in overview["periods"]) == overview[name]
         assert "2026-01-01" in client.get("/sessions").text
 
 
@@ -56,7 +56,7 @@ async def spread(db: Path) -> None:
     move = (
         "UPDATE views SET created_at = strftime('%Y-%m-%dT%H:%M:%S.000000+00:00', '2026-01-01', (id * 12) || ' hours')"
     )
-    await store.perform(lambda found: found.execute(move))
+    await store.perform(lambda connection: connection.execute(move))
     await store.close()
 
 
@@ -84,10 +84,10 @@ def test_each_session_has_a_kind(tmp_path: Path) -> None:
     asyncio.run(run_pipeline(GRAPH, runs, run_id="r"))
     assert CliRunner().invoke(app, ["import", str(DEMO), "--db", str(db)]).exit_code == 0
     with TestClient(create_app(db, system=tmp_path, runs=runs.runs), base_url="http://127.0.0.1") as client:
-        kinds = {one["session_id"]: one["kind"] for one in listed(client)}
+        kinds = {session["session_id"]: session["kind"] for session in listed(client)}
         assert kinds == {"worker": "agent", "r/check": "pipeline", "holidays": "chat", "demo": "import"}
         for kind in ("agent", "chat", "import", "pipeline"):
-            assert {one["session_id"] for one in listed(client, kind=kind)} == {
+            assert {session["session_id"] for session in listed(client, kind=kind)} == {
                 name for name, other in kinds.items() if other == kind
             }
 
@@ -95,15 +95,15 @@ def test_each_session_has_a_kind(tmp_path: Path) -> None:
 def test_an_empty_record_and_a_missing_one_show_how_to_begin(tmp_path: Path) -> None:
     asyncio.run(SQLiteStore(tmp_path / "other.db").sessions())
     (tmp_path / "notes.db").write_text("not a record")
-    for place in (tmp_path / "missing.db", tmp_path / "empty.db"):
-        if place.stem == "empty":
-            asyncio.run(SQLiteStore(place).sessions())
-        with TestClient(create_app(place, system=None), base_url="http://127.0.0.1") as client:
+    for path in (tmp_path / "missing.db", tmp_path / "empty.db"):
+        if path.stem == "empty":
+            asyncio.run(SQLiteStore(path).sessions())
+        with TestClient(create_app(path, system=None), base_url="http://127.0.0.1") as client:
             page = client.get("/sessions")
             assert page.status_code == 200 and "notice bad" not in page.text
-            for way in (f"context-compiler demo --db {place}", "ContextCompiler(", "context-compiler import"):
+            for way in (f"context-compiler demo --db {path}", "ContextCompiler(", "context-compiler import"):
                 assert way in page.text
-            assert ("other.db" in page.text) == (place.stem == "missing") and "notes.db" not in page.text
+            assert ("other.db" in page.text) == (path.stem == "missing") and "notes.db" not in page.text
 
 
 def test_the_first_page_asks_for_words_once_and_keeps_them_beside_other_filters(client: TestClient) -> None:

@@ -22,9 +22,9 @@ from tests.web.conftest import FACT, TURNS, number_of, requests_of
 
 
 def test_sessions_are_listed_with_their_totals(client: TestClient) -> None:
-    found = client.get("/api/sessions").json()
-    assert found["pages"]["total"] == 5
-    long = next(one for one in found["sessions"] if one["session_id"] == "long")
+    answer = client.get("/api/sessions").json()
+    assert answer["pages"]["total"] == 5
+    long = next(session for session in answer["sessions"] if session["session_id"] == "long")
     assert long["requests"] > TURNS and long["compiles"] >= 1 and long["tokens_sent"] < long["tokens_raw"]
     page = client.get("/sessions").text
     assert f'href="/sessions/{long["id"]}"' in page and f"{long['tokens_sent']:,}" in page
@@ -53,24 +53,26 @@ def test_a_session_shows_its_requests_newest_first(client: TestClient) -> None:
 
 def test_a_request_shows_every_message_it_sent_and_why(client: TestClient) -> None:
     last = requests_of(client, "long")[-1]
-    found = client.get(f"/api/requests/{last['id']}").json()
-    assert found["pages"]["total"] == last["messages_sent"] == len(found["messages"])
-    assert found["instructions"] == "Answer briefly."
-    forms = [one["form"] for one in found["messages"]]
-    pieces = {piece["form"] for one in found["messages"] for part in one["parts"] for piece in part["segments"]}
+    answer = client.get(f"/api/requests/{last['id']}").json()
+    assert answer["pages"]["total"] == last["messages_sent"] == len(answer["messages"])
+    assert answer["instructions"] == "Answer briefly."
+    forms = [message["form"] for message in answer["messages"]]
+    pieces = {
+        piece["form"] for message in answer["messages"] for part in message["parts"] for piece in part["segments"]
+    }
     assert "summary" in pieces and forms[-1] == "verbatim"
-    assert found["messages"][-1]["why"].startswith("current turn")
-    origins = [one["raw"] for one in found["messages"] if one["form"] != "summary"]
+    assert answer["messages"][-1]["why"].startswith("current turn")
+    origins = [message["raw"] for message in answer["messages"] if message["form"] != "summary"]
     assert None not in origins and origins == sorted(origins)
-    assert sum(one["tokens"] for one in found["bar"]) > 0
+    assert sum(section["tokens"] for section in answer["bar"]) > 0
 
 
 def test_every_raw_message_is_accounted_for(client: TestClient) -> None:
-    for one in requests_of(client, "long"):
-        found = client.get(f"/api/requests/{one['id']}/why").json()
-        assert len(found["strip"]) == one["messages_raw"] == sum(found["counts"].values())
-        if one["status"] == "raw":
-            assert set(found["strip"]) == {"v"}
+    for request in requests_of(client, "long"):
+        answer = client.get(f"/api/requests/{request['id']}/why").json()
+        assert len(answer["strip"]) == request["messages_raw"] == sum(answer["counts"].values())
+        if request["status"] == "raw":
+            assert set(answer["strip"]) == {"v"}
 
 
 def test_a_message_left_out_names_the_step_that_dropped_it(client: TestClient) -> None:
@@ -187,7 +189,9 @@ def test_a_message_that_is_quoted_is_not_called_absent(client: TestClient) -> No
     asked = requests_of(client, "long")[-1]["id"]
     page = client.get(f"/api/requests/{asked}/why").json()
     (said,) = [
-        one for one in page["messages"] if one["message"]["role"] == "user" and FACT in json.dumps(one["message"])
+        entry
+        for entry in page["messages"]
+        if entry["message"]["role"] == "user" and FACT in json.dumps(entry["message"])
     ]
     assert said["fate"]["form"] == "absent" and said["verdict"] == "partial"
     assert page["strip"][said["message"]["index"]] == "p" and page["counts"]["partial"] >= 1
@@ -200,7 +204,7 @@ def test_a_message_that_is_quoted_is_not_called_absent(client: TestClient) -> No
     shown = client.get(f"/requests/{asked}/why?only=partial").text
     assert "Only the marked words are in this request" in shown and f">{run}</mark>" in shown
     others = client.get(f"/api/requests/{asked}/why", params={"only": "verbatim"}).json()["messages"]
-    assert others and not any(one["echoes"] for one in others)
+    assert others and not any(entry["echoes"] for entry in others)
 
 
 def test_every_linked_page_exists(client: TestClient) -> None:

@@ -28,7 +28,7 @@ async def test_requests_of_a_running_agent_appear(db: Path) -> None:
     seen: list[int] = []
 
     def render(rows: list[RequestRow], under_way: list[ModelCall] | None) -> str:
-        seen.extend(one.id for one in rows)
+        seen.extend(row.id for row in rows)
         return "<tr>\n\n<td>new</td></tr>"
 
     events = live_events(Inspector(store), None, render, pause=0.01)
@@ -53,7 +53,7 @@ async def test_a_compile_of_another_process_is_shown_until_its_outcome_is_there(
     writer, reader = SQLiteStore(db), SQLiteStore(db, read_only=True)
 
     def render(rows: list[RequestRow], under_way: list[ModelCall] | None) -> str:
-        seen.append(None if under_way is None else [one.model for one in under_way])
+        seen.append(None if under_way is None else [call.model for call in under_way])
         return "."
 
     events = live_events(Inspector(reader), number, render, pause=0.01)
@@ -77,11 +77,11 @@ async def test_a_compile_of_another_process_is_shown_until_its_outcome_is_there(
 def listener(client: TestClient, session: str) -> tuple[int, str]:
     """Number of a session, and the mark of what its page has."""
     number = number_of(client, session)
-    found = re.search(
+    match = re.search(
         rf'hx-sse:connect="/live\?session={number}&amp;since=([0-9a-f.]+)"', client.get(f"/sessions/{number}").text
     )
-    assert found
-    return number, found[1]
+    assert match
+    return number, match[1]
 
 
 async def heard(inspector: Inspector, session: int | None, since: str) -> tuple[list[int], str]:
@@ -89,7 +89,7 @@ async def heard(inspector: Inspector, session: int | None, since: str) -> tuple[
     seen: list[int] = []
 
     def render(rows: list[RequestRow], under_way: list[ModelCall] | None) -> str:
-        seen.extend(one.id for one in rows)
+        seen.extend(row.id for row in rows)
         return "."
 
     events = live_events(inspector, session, render, since=since, pause=0.01)
@@ -103,7 +103,7 @@ async def ask(store: Store, session: str, *, times: int = 1) -> list[int]:
     compiler = ContextCompiler(model="none", store=store, system=None)
     for number in range(times):
         await Agent(Talker().model, capabilities=[compiler]).run(f"prompt {number}", conversation_id=session)
-    return [one.id or 0 for one in (await store.views(session))[:times][::-1]]
+    return [view.id or 0 for view in (await store.views(session))[:times][::-1]]
 
 
 async def test_requests_made_while_a_page_is_disconnected_are_not_missed(client: TestClient, db: Path) -> None:
@@ -120,7 +120,7 @@ async def test_requests_made_while_a_page_is_disconnected_are_not_missed(client:
     with TestClient(create_app(db, system=None), base_url="http://127.0.0.1") as again:
         again.app.state.is_ending = iter([False, True]).__next__  # pyright: ignore
         answer = again.get("/live", params={"session": number}, headers={"last-event-id": mark}).text
-    assert [int(one) for one in re.findall(r'<tr id="r(\d+)"', answer)] == missed[::-1]
+    assert [int(digits) for digits in re.findall(r'<tr id="r(\d+)"', answer)] == missed[::-1]
     await writer.close()
     await reader.close()
 
@@ -154,7 +154,7 @@ async def test_a_request_that_is_committed_after_one_with_a_higher_number_is_sho
     assert isinstance(store, SQLStore)
     (early,) = await ask(store, "slow")
     (number,) = {
-        one.id for one in await store.perform(lambda db: browse.sessions_page(db, SessionFilter(), limit=9)[0])
+        session.id for session in await store.perform(lambda db: browse.sessions_page(db, SessionFilter(), limit=9)[0])
     }
     slow = await asyncpg.connect(postgres_url)
     transaction = slow.transaction()
@@ -170,25 +170,25 @@ async def test_a_request_that_is_committed_after_one_with_a_higher_number_is_sho
     seen: list[int] = []
 
     def render(rows: list[RequestRow], under_way: list[ModelCall] | None) -> str:
-        seen.extend(one.id for one in rows)
+        seen.extend(row.id for row in rows)
         return "."
 
     async with asyncio.timeout(60):
-        events = {at: live_events(Inspector(store), at, render, pause=0.01) for at in (number, None)}
-        for one in events.values():
-            await anext(one)
+        events = {session: live_events(Inspector(store), session, render, pause=0.01) for session in (number, None)}
+        for stream in events.values():
+            await anext(stream)
         (fast,) = await ask(store, "fast")
         await anext(events[None])
         assert seen == [fast] and fast > late
         (next_,) = await ask(store, "slow")
-        for one in events.values():
-            await anext(one)
+        for stream in events.values():
+            await anext(stream)
         assert seen == [fast, next_, next_]
         await transaction.commit()
-        for one in events.values():
-            await anext(one)
+        for stream in events.values():
+            await anext(stream)
     assert seen == [fast, next_, next_, late, late]
-    for one in events.values():
-        await one.aclose()
+    for stream in events.values():
+        await stream.aclose()
     await slow.close()
     await store.close()

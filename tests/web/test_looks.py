@@ -133,10 +133,10 @@ def test_a_form_has_two_columns_on_a_telephone(pages: tuple[Any, str]) -> None:
 def test_a_pinned_message_moves_nothing(db: Path, pages: tuple[Any, str], path: str) -> None:
     with serving(create_app(db, system=None)) as address:
         page = look((pages[0], address), path)
-        place = page.locator("[data-pin]").first.bounding_box()
+        box = page.locator("[data-pin]").first.bounding_box()
         page.locator("[data-pin]").first.click()
         page.get_by_text("stays in every view").wait_for()
-        assert page.locator("[data-unpin]").first.bounding_box() == place
+        assert page.locator("[data-unpin]").first.bounding_box() == box
 
 
 def test_a_slash_searches_on_every_page_and_escape_leaves_the_field(pages: tuple[Any, str]) -> None:

@@ -32,12 +32,12 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 def test_the_template_menu_is_that_of_the_document(db: Path, tmp_path: Path) -> None:
     vault, system = folders(tmp_path)
     with TestClient(create_app(db, vault=vault, system=system), base_url="http://127.0.0.1") as client:
-        found = client.get("/api/context/templates").json()
-        ours = [one for one in found if one["name"] == "chat_compiler"]
-        assert [one["source"] for one in ours] == ["vault", "system", "builtin"]
-        assert [one["shadowed_by"] for one in ours] == [None, "vault", "vault"]
+        templates = client.get("/api/context/templates").json()
+        ours = [template for template in templates if template["name"] == "chat_compiler"]
+        assert [template["source"] for template in ours] == ["vault", "system", "builtin"]
+        assert [template["shadowed_by"] for template in ours] == [None, "vault", "vault"]
         assert {"name", "source", "path", "hash", "description", "shadowed_by"} == set(ours[0])
-        team = next(one for one in found if one["name"] == "team/notes")
+        team = next(template for template in templates if template["name"] == "team/notes")
         file = vault / "AssistantMD" / "ContextTemplates" / "team" / "notes.md"
         assert team["path"] == "team/notes.md" and team["hash"] == sha256(file.read_bytes()).hexdigest()
         page = client.get("/templates").text
@@ -71,7 +71,7 @@ def test_a_session_without_layers_or_manager_is_shown_as_such(client: TestClient
     number = number_of(client, "long")
     assert "No layers are stored" in client.get(f"/sessions/{number}/layers").text
     assert "is not managed" in client.get(f"/sessions/{number}/manager").text
-    roles = [one["role"] for one in client.get(f"/api/sessions/{number}/layers").json()["nodes"]]
+    roles = [node["role"] for node in client.get(f"/api/sessions/{number}/layers").json()["nodes"]]
     assert roles == ["understand", "think", "act", "reply"]
 
 
@@ -103,10 +103,10 @@ async def test_a_managed_session_shows_its_quality_and_checkpoints(tmp_path: Pat
     await manager.checkpoint("first <b>")
     await memory.store.close()
     client = TestClient(create_app(db, system=None), base_url="http://127.0.0.1")
-    found = client.get(f"/api/sessions/{number_of(client, 'managed')}/manager").json()
-    assert len(found["scores"]) == 3 and "first <b>" in [one["message"] for one in found["commits"]]
+    answer = client.get(f"/api/sessions/{number_of(client, 'managed')}/manager").json()
+    assert len(answer["scores"]) == 3 and "first <b>" in [commit["message"] for commit in answer["commits"]]
     page = client.get(f"/sessions/{number_of(client, 'managed')}/manager").text
     assert "turn 1</span>" in page and ">0.5</span>" in page
-    kinds = {one["session_id"]: one["kind"] for one in client.get("/api/sessions").json()["sessions"]}
+    kinds = {session["session_id"]: session["kind"] for session in client.get("/api/sessions").json()["sessions"]}
     assert kinds["managed"] == "agent"
     assert "first &lt;b&gt;" in page and "quality" in page

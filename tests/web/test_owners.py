@@ -34,8 +34,8 @@ def db(tmp_path: Path) -> Path:
 
 def test_an_owner_sees_their_own(db: Path) -> None:
     client = TestClient(create_app(db, system=None, owner="ann"), base_url="http://localhost")
-    found = client.get("/api/sessions").json()
-    assert [one["owner"] for one in found["sessions"]] == ["ann"] and found["templates"] == ["template_of_ann"]
+    answer = client.get("/api/sessions").json()
+    assert [row["owner"] for row in answer["sessions"]] == ["ann"] and answer["templates"] == ["template_of_ann"]
     assert client.get("/api/sessions?text=journey").json()["pages"]["total"] == 1
     for path in ("/sessions/{}", "/requests/{}", "/requests/{}/why", "/requests/{}/export", "/compiles/{}"):
         for page in (path, f"/api{path}"):
@@ -47,7 +47,7 @@ def test_an_owner_sees_their_own(db: Path) -> None:
 
 def test_without_an_owner_every_owner_is_shown(db: Path) -> None:
     client = TestClient(create_app(db, system=None), base_url="http://localhost")
-    assert {one["owner"] for one in client.get("/api/sessions").json()["sessions"]} == {"ann", "bob"}
+    assert {session["owner"] for session in client.get("/api/sessions").json()["sessions"]} == {"ann", "bob"}
     assert [client.get(f"/api/requests/{number}").status_code for number in (1, 2)] == [200, 200]
     assert "of ann" in client.get("/sessions/1").text
     assert all(owner in client.get("/sessions").text for owner in ("ann", "bob"))
@@ -59,7 +59,7 @@ def test_an_owner_is_shown_only_their_own_runs(db: Path, tmp_path: Path) -> None
         asyncio.run(run_pipeline(graph("a [prompt=a]; start->a->done"), config, run_id=f"run of {owner}"))
     app = create_app(db, system=None, runs=tmp_path / "runs.db", owner="ann")
     client = TestClient(app, base_url="http://localhost")
-    assert [one["run_id"] for one in client.get("/api/pipelines").json()["runs"]] == ["run of ann"]
+    assert [run["run_id"] for run in client.get("/api/pipelines").json()["runs"]] == ["run of ann"]
     for path in ("/api/pipeline?run=run of {}", "/pipeline?run=run of {}"):
         assert client.get(path.format("ann")).status_code == 200, path
         assert client.get(path.format("bob")).status_code == 404, path

@@ -32,7 +32,7 @@ async def test_a_run_shows_its_graph_and_the_path_it_took(db: Path, tmp_path: Pa
     [run] = client.get("/api/pipelines").json()["runs"]
     assert run["run_id"] == "first <i>" and run["status"] == "success"
     hops = client.get("/api/pipeline", params={"run": "first <i>"}).json()["hops"]
-    assert [one["node"] for one in hops] == ["start", "build", "check", "done"]
+    assert [hop["node"] for hop in hops] == ["start", "build", "check", "done"]
     assert (hops[1]["fidelity"], hops[1]["thread"]) == ("full", "coding")
     page = client.get("/pipeline", params={"run": "first <i>"}).text
     assert "&lt;b&gt;the&lt;/b&gt;" in page and "coding" in page
@@ -50,7 +50,7 @@ async def test_a_visit_that_was_interrupted_and_done_again_is_not_shown_as_two_s
 
     def path() -> list[tuple[str, str]]:
         hops = client.get("/api/pipeline", params={"run": "r"}).json()["hops"]
-        return [(one["node"], one["status"]) for one in hops]
+        return [(hop["node"], hop["status"]) for hop in hops]
 
     await half(GRAPH, runs, "build", simulate=True)
     assert path() == [("start", "success"), ("build", "interrupted")]

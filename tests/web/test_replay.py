@@ -108,8 +108,8 @@ def test_a_replay_tells_where_words_are_and_why_it_was_cut(pages: TestClient) ->
     row = next(row for row in requests_of(pages, "trip") if row["status"] == "compiled")
     address, word = f"/requests/{row['id']}/replay", PROMPTS[int(row["turn_index"])].split()[7]
     page = pages.get(f"{address}?q={word.lower()}&budget=701").text
-    found = pages.get(f"/api{address}?q={word.lower()}&budget=701").json()
-    assert found["places"][0] and found["places"] == [found["places"][0]] * 2
+    answer = pages.get(f"/api{address}?q={word.lower()}&budget=701").json()
+    assert answer["places"][0] and answer["places"] == [answer["places"][0]] * 2
     assert f"would have had {row['tokens_raw']:,} tokens" in page and "in a budget of 701" in page
     assert pages.get(f"/api{address}?budget=701").json()["places"] == [[], []]
     assert "not in the request" in pages.get(f"{address}?q=nowhere").text

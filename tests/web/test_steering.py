@@ -46,10 +46,10 @@ async def test_a_session_can_be_compacted_pinned_and_undone(client: TestClient, 
     assert pinned["turn"] == 2 and pinned["role"] == "user"
     page = client.get(f"/sessions/{session}/steering").text
     assert 'data-unpin="m' in page and "the release code" in page and 'data-open="compact"' in page
-    found = client.get(f"/api/sessions/{session}/steering").json()
-    assert [one["kind"] for one in found["actions"]] == ["pin", "compile"] and found["actions"][1]["compile"]
-    assert [one["turn"] for one in found["pins"]] == [2]
-    assert [one["turn"] for one in found["prompts"] if one["pinned"]] == [2] and found["prompts"][0]["message"] == 0
+    state = client.get(f"/api/sessions/{session}/steering").json()
+    assert [action["kind"] for action in state["actions"]] == ["pin", "compile"] and state["actions"][1]["compile"]
+    assert [pin["turn"] for pin in state["pins"]] == [2]
+    assert [row["turn"] for row in state["prompts"] if row["pinned"]] == [2] and state["prompts"][0]["message"] == 0
     assert steer(client, "unpin", session, message="turn 2")["turn"] == 2
     assert steer(client, "undo", session)["done"]
     assert not await SQLiteStore(db).verify()
@@ -68,8 +68,8 @@ async def test_the_button_unpins_a_message_with_any_text(tmp_path: Path) -> None
         session = number_of(client, "talk")
         for turn in range(1, len(prompts)):
             steer(client, "pin", session, message=f"turn {turn}")
-        found = client.get(f"/sessions/{session}/steering").text
-        rows = re.findall(r'data-unpin="(c1:[^"]+)"', found)
+        page = client.get(f"/sessions/{session}/steering").text
+        rows = re.findall(r'data-unpin="(c1:[^"]+)"', page)
         assert [steer(client, "unpin", session, message=tip)["turn"] for tip in rows] == [1, 2, 3, 4]
         assert client.get(f"/api/sessions/{session}/steering").json()["pins"] == []
 
@@ -78,12 +78,12 @@ def test_a_request_shows_which_of_its_messages_are_pinned(client: TestClient) ->
     session, newest = number_of(client, "long"), requests_of(client, "long")[-1]["id"]
     assert steer(client, "pin", session, message=FACT)["turn"] == 2
     whys = client.get(f"/api/requests/{newest}/why").json()
-    (at,) = whys["pinned"]
+    (index,) = whys["pinned"]
     page = client.get(f"/requests/{newest}/why").text
-    assert f'data-unpin="m{at}"' in page and f'data-pin="m{at}"' not in page and page.count("data-unpin=") == 1
-    first = next(one["id"] for one in requests_of(client, "long") if one["messages_raw"] > at)
-    assert f'data-unpin="m{at}"' in client.get(f"/requests/{first}").text
-    steer(client, "unpin", session, message=f"m{at}")
+    assert f'data-unpin="m{index}"' in page and f'data-pin="m{index}"' not in page and page.count("data-unpin=") == 1
+    first = next(request["id"] for request in requests_of(client, "long") if request["messages_raw"] > index)
+    assert f'data-unpin="m{index}"' in client.get(f"/requests/{first}").text
+    steer(client, "unpin", session, message=f"m{index}")
     assert "data-unpin=" not in client.get(f"/requests/{newest}/why").text
     assert client.get(f"/api/requests/{first}").json()["pinned"] == []
 
@@ -101,8 +101,8 @@ async def test_the_pinned_one_of_two_equal_messages_is_shown(tmp_path: Path) -> 
 
 def test_a_preview_has_an_address(client: TestClient) -> None:
     session = number_of(client, "long")
-    found = client.get(f"/api/sessions/{session}/steering?preview=yes&focus=release&start=turn 9").json()["preview"]
-    assert found["kind"] == "preview" and found["focus"] == "release"
+    preview = client.get(f"/api/sessions/{session}/steering?preview=yes&focus=release&start=turn 9").json()["preview"]
+    assert preview["kind"] == "preview" and preview["focus"] == "release"
     wrong = client.get(f"/api/sessions/{session}/steering?preview=yes&start=turn 900")
     assert wrong.status_code == 400 and "no such message" in wrong.json()["error"]
     bare = number_of(client, "bare")

@@ -42,14 +42,14 @@ async def asked(tmp_path: Path) -> TestClient:
 
 
 def test_the_tools_of_a_request_are_shown_with_their_tokens(asked: TestClient) -> None:
-    found = asked.get("/api/requests/1").json()
-    (one,) = found["tools"]
-    assert one["tool"]["name"] == "find" and one["tool"]["parameters"]["required"] == ["place", "kind"]
-    kinds = {each["name"]: (each["kind"], each["required"]) for each in one["arguments"]}
+    answer = asked.get("/api/requests/1").json()
+    (entry,) = answer["tools"]
+    assert entry["tool"]["name"] == "find" and entry["tool"]["parameters"]["required"] == ["place", "kind"]
+    kinds = {each["name"]: (each["kind"], each["required"]) for each in entry["arguments"]}
     assert kinds["place"] == ("string", True) and kinds["kind"] == ('"shop" | "park"', True)
     assert kinds["limit"] == ("integer | null", False) and kinds["tags"] == ("array of string | null", False)
-    (section,) = [bar["tokens"] for bar in found["bar"] if bar["name"] == "instructions and schemas"]
-    assert one["tokens"] + found["instructions_tokens"] == section
+    (section,) = [bar["tokens"] for bar in answer["bar"] if bar["name"] == "instructions and schemas"]
+    assert entry["tokens"] + answer["instructions_tokens"] == section
     page = asked.get("/requests/1").text
     assert "Name of the place, such as &lt;script&gt;" in page and HOSTILE not in page
 
@@ -75,9 +75,9 @@ def test_a_tool_with_an_invalid_schema_is_still_shown(schema: dict[str, object])
 def test_a_message_has_an_address_with_its_json(client: TestClient) -> None:
     number = requests_of(client, "long")[-1]["id"]
     shown = client.get(f"/api/requests/{number}").json()["messages"]
-    found = client.get(f"/api/requests/{number}/messages/1").json()
-    assert found["message"]["parts"] == shown[1]["parts"] and found["total"] == len(shown)
-    raw = json.loads(found["json"])
+    answer = client.get(f"/api/requests/{number}/messages/1").json()
+    assert answer["message"]["parts"] == shown[1]["parts"] and answer["total"] == len(shown)
+    raw = json.loads(answer["json"])
     assert raw["kind"] in ("request", "response") and raw["parts"]
     assert "part_kind" in client.get(f"/requests/{number}/messages/1").text
     missing = client.get(f"/api/requests/{number}/messages/4000")

@@ -25,14 +25,14 @@ def compiled(client: TestClient) -> dict[str, object]:
 
 
 def test_the_timeline_shows_every_request_and_the_cached_part(client: TestClient) -> None:
-    found = client.get(f"/api/sessions/{number_of(client, 'long')}/timeline").json()
+    timeline = client.get(f"/api/sessions/{number_of(client, 'long')}/timeline").json()
     rows = requests_of(client, "long")
-    assert [one["id"] for one in found["points"]] == [one["id"] for one in rows]
-    for before, point in zip(found["points"], found["points"][1:], strict=False):
+    assert [shown["id"] for shown in timeline["points"]] == [row["id"] for row in rows]
+    for before, point in zip(timeline["points"], timeline["points"][1:], strict=False):
         grown = point["status"] in ("raw", "cycle")
         assert point["shared"] <= point["sent"] and (point["shared"] >= 0.9 * before["sent"]) is grown, point
     page = client.get(f"/sessions/{number_of(client, 'long')}").text
-    assert all(f'href="/requests/{one["id"]}"' in page for one in rows)
+    assert all(f'href="/requests/{row["id"]}"' in page for row in rows)
 
 
 def test_the_cost_of_an_unknown_model_is_unknown(client: TestClient) -> None:
@@ -42,11 +42,11 @@ def test_the_cost_of_an_unknown_model_is_unknown(client: TestClient) -> None:
 
 
 def test_a_request_that_only_grew_shares_all_of_the_one_before(client: TestClient) -> None:
-    one = next(one for one in requests_of(client, "long")[3:] if one["status"] == "raw")
-    found = client.get(f"/api/requests/{one['id']}/diff").json()
-    assert found["common"] == found["messages"][0]
-    assert [row["kind"] for row in found["rows"] if row["kind"] in ("removed", "changed")] == []
-    kinds = [row["kind"] for row in found["rows"]]
+    request = next(row for row in requests_of(client, "long")[3:] if row["status"] == "raw")
+    diff = client.get(f"/api/requests/{request['id']}/diff").json()
+    assert diff["common"] == diff["messages"][0]
+    assert [row["kind"] for row in diff["rows"] if row["kind"] in ("removed", "changed")] == []
+    kinds = [row["kind"] for row in diff["rows"]]
     assert "prefix" in kinds and kinds[kinds.index("prefix") + 1 :] == ["added"] * (
         len(kinds) - kinds.index("prefix") - 1
     )
@@ -54,8 +54,8 @@ def test_a_request_that_only_grew_shares_all_of_the_one_before(client: TestClien
 
 def test_a_compile_shows_the_messages_it_left_out(client: TestClient) -> None:
     number = compiled(client)["id"]
-    found = client.get(f"/api/requests/{number}/diff").json()
-    kinds = {row["kind"] for row in found["rows"]}
+    diff = client.get(f"/api/requests/{number}/diff").json()
+    kinds = {row["kind"] for row in diff["rows"]}
     assert "removed" in kinds
     raw = client.get(f"/api/requests/{number}/diff", params={"with": "raw"}).json()
     rows = raw["rows"]
@@ -67,8 +67,8 @@ def test_a_compile_shows_the_messages_it_left_out(client: TestClient) -> None:
 
 @pytest.mark.parametrize("other", ["raw", "1", "previous"])
 def test_any_two_requests_can_be_compared(client: TestClient, other: str) -> None:
-    for one in requests_of(client, "long")[::6]:
-        answer = client.get(f"/api/requests/{one['id']}/diff", params={"with": other}).json()
+    for request in requests_of(client, "long")[::6]:
+        answer = client.get(f"/api/requests/{request['id']}/diff", params={"with": other}).json()
         right = [row for row in answer["rows"] if row["kind"] in ("added", "changed", "same")]
         folded = sum(row["count"] for row in answer["rows"] if row["kind"] == "fold")
         assert len(right) + folded == answer["messages"][1] if answer["pages"]["total"] <= 50 else True
@@ -77,20 +77,20 @@ def test_any_two_requests_can_be_compared(client: TestClient, other: str) -> Non
 def test_a_replay_keeps_to_its_budget_and_sends_nothing(client: TestClient) -> None:
     number = requests_of(client, "long")[-1]["id"]
     asked = {"template": "extractive", "budget": 900}
-    found = client.get(f"/api/requests/{number}/replay", params=asked).json()
-    assert found["status"] in ("cycle", "compiled") and 0 < found["tokens"] <= 900
+    replay = client.get(f"/api/requests/{number}/replay", params=asked).json()
+    assert replay["status"] in ("cycle", "compiled") and 0 < replay["tokens"] <= 900
     assert "Nothing was sent" in client.get(f"/requests/{number}/replay", params=asked).text
     whole = client.get(f"/api/requests/{number}/replay", params={"trigger": 100_000, "budget": 100_000}).json()
-    assert whole["status"] == "raw" and whole["messages"] == found["request"]["messages_raw"]
+    assert whole["status"] == "raw" and whole["messages"] == replay["request"]["messages_raw"]
 
 
 def test_a_replay_without_a_change_is_what_was_sent(client: TestClient) -> None:
     row = requests_of(client, "long")[-1]
     empty = dict.fromkeys(("template", "budget", "fidelity", "recall", "trigger"), "")
     for asked in ({}, empty, {"budget": row["budget"]}):
-        found = client.get(f"/api/requests/{row['id']}/replay", params=asked).json()
+        replay = client.get(f"/api/requests/{row['id']}/replay", params=asked).json()
         sent = row["tokens_sent"], row["messages_sent"]
-        assert (found["changed"], found["tokens"], found["messages"]) == (False, *sent)
+        assert (replay["changed"], replay["tokens"], replay["messages"]) == (False, *sent)
     page = client.get(f"/requests/{row['id']}/replay").text
     assert f'placeholder="as it was ({row["budget"]:,})"' in page
     assert '<select name="fidelity"><option value="">as it was' in page and "<option selected" not in page
@@ -100,11 +100,11 @@ def test_a_replay_with_other_settings_is_that_of_the_command_line(client: TestCl
     row = next(row for row in requests_of(client, "long") if row["status"] == "cycle")
     tokens = {row["tokens_sent"]}
     for name, value in (("budget", 2 * row["budget"]), ("recall", "0"), ("trigger", 900)):
-        found = client.get(f"/api/requests/{row['id']}/replay", params={name: value}).json()
+        replay = client.get(f"/api/requests/{row['id']}/replay", params={name: value}).json()
         command = ["views", "replay", str(row["id"]), f"--{name}", str(value), "--db", str(db), "--json"]
         said = json.loads(CliRunner().invoke(app, command).stdout)
-        assert (found["tokens"], found["status"]) == (said["after"]["tokens"], said["after"]["status"])
-        tokens.add(found["tokens"])
+        assert (replay["tokens"], replay["status"]) == (said["after"]["tokens"], said["after"]["status"])
+        tokens.add(replay["tokens"])
     assert len(tokens) == 4, "each setting changes the request"
 
 
@@ -118,9 +118,10 @@ def test_an_invalid_setting_of_a_replay_is_refused(client: TestClient, asked: di
 
 def test_exports_can_be_read_again(client: TestClient) -> None:
     exported = (
-        (one["id"], client.get(f"/requests/{one['id']}/export/json").json()) for one in requests_of(client, "long")
+        (request["id"], client.get(f"/requests/{request['id']}/export/json").json())
+        for request in requests_of(client, "long")
     )
-    number, document = next((number, found) for number, found in exported if number > 20 and found["answer"])
+    number, document = next((number, export) for number, export in exported if number > 20 and export["answer"])
     messages = ModelMessagesTypeAdapter.validate_python(document["messages"])
     code = client.get(f"/requests/{number}/export/python")
     assert "attachment" in code.headers["content-disposition"]
@@ -134,13 +135,13 @@ def test_exports_can_be_read_again(client: TestClient) -> None:
 
 def test_a_compile_has_its_prompt_answer_and_lost_specifics(client: TestClient) -> None:
     number = compiled(client)["summary_id"]
-    found = client.get(f"/api/compiles/{number}").json()
-    assert found["compile"]["raw_output"] in found["compile"]["summary"] or found["compile"]["summary"]
-    assert found["before"] > 0 and found["first"] == compiled(client)["id"]
-    assert found["lost"] and all("src/" in one["text"] or one["text"] for one in found["lost"])
+    answer = client.get(f"/api/compiles/{number}").json()
+    assert answer["compile"]["raw_output"] in answer["compile"]["summary"] or answer["compile"]["summary"]
+    assert answer["before"] > 0 and answer["first"] == compiled(client)["id"]
+    assert answer["lost"] and all("src/" in specific["text"] or specific["text"] for specific in answer["lost"])
     page = client.get(f"/compiles/{number}").text
     assert "Raw answer" in page and "Lost by the summary" in page
-    assert json.dumps(found)
+    assert json.dumps(answer)
 
 
 def test_pages_stay_small(client: TestClient) -> None:

@@ -120,10 +120,10 @@ class Recorded:
 
 
 async def converse(db: Path, name: str, seed: int, turns: int) -> list[str]:
-    draw, given = Random(seed), dict(SETTINGS[name])
-    world = Drawn(draw, tools=given.pop("tools", False))
-    model = Notes(lambda _: summary(draw)).model if given.pop("notes", False) else "none"
-    compiler = ContextCompiler(store=db, system=None, model=model, **given)
+    draw, options = Random(seed), dict(SETTINGS[name])
+    world = Drawn(draw, tools=options.pop("tools", False))
+    model = Notes(lambda _: summary(draw)).model if options.pop("notes", False) else "none"
+    compiler = ContextCompiler(store=db, system=None, model=model, **options)
     talker = Talker(world.answer)
     agent = Agent(
         talker.model,
@@ -139,7 +139,10 @@ async def converse(db: Path, name: str, seed: int, turns: int) -> list[str]:
             history.append(ModelRequest(parts=[SystemPromptPart(content=text)]))
         result = await agent.run(said(draw), message_history=history, conversation_id=f"{name}-{seed}")
         history = result.all_messages()
-    return [spoken("\n".join([*texts_of_all(one.messages), one.instructions, one.tools])) for one in talker.sent]
+    return [
+        spoken("\n".join([*texts_of_all(request.messages), request.instructions, request.tools]))
+        for request in talker.sent
+    ]
 
 
 def texts_of_all(messages: list[ModelMessage]) -> Iterator[str]:
@@ -162,26 +165,26 @@ def texts_in(value: Any) -> Iterator[str]:
             with suppress(ValueError):
                 yield from texts_in(json.loads(value))
     elif isinstance(value, list):
-        for one in cast("list[Any]", value):
-            yield from texts_in(one)
+        for item in cast("list[Any]", value):
+            yield from texts_in(item)
     elif isinstance(value, dict):
-        for name, one in cast("dict[str, Any]", value).items():
+        for name, item in cast("dict[str, Any]", value).items():
             if name not in IDENTITY:
                 yield name
-                yield from texts_in(one)
+                yield from texts_in(item)
 
 
 def sentences(parts: Any) -> set[str]:
     """Sentences of four words or more, without list marks."""
-    found: set[str] = set()
+    collected: set[str] = set()
     for text in texts_in(parts):
         if text[:1] == "{":
             continue  # by its values
-        for one in re.split(r"(?<=[.!?])\s+|\n+", text):
-            plain = spoken(one).lstrip("-*• ")
+        for piece in re.split(r"(?<=[.!?])\s+|\n+", text):
+            plain = spoken(piece).lstrip("-*• ")
             if len(plain.split()) >= 4:
-                found.add(plain)
-    return found
+                collected.add(plain)
+    return collected
 
 
 def make(db: Path, seeds: range, turns: int, names: Iterable[str] = SETTINGS) -> Recorded:
@@ -196,10 +199,10 @@ def raw_messages(db: Path) -> dict[int, list[Any]]:
 
     async def load() -> dict[int, list[Any]]:
         async with open_record(db) as store:
-            found = await store.views(None, limit=None)
+            views = await store.views(None, limit=None)
             return {
-                one.id or 0: [json.loads(body) for body in await recorded_messages(store, one, raw=True)]
-                for one in found
+                view.id or 0: [json.loads(body) for body in await recorded_messages(store, view, raw=True)]
+                for view in views
             }
 
     return asyncio.run(load())
@@ -211,31 +214,33 @@ def check(client: TestClient, recorded: Recorded) -> Counter[str]:
     for number, sent in enumerate(recorded.sent, 1):
         messages, page = list[Any](), 1
         while True:
-            found = client.get(f"/api/requests/{number}/why", params={"page": page}).json()
-            messages += found["messages"]
-            if len(messages) >= found["pages"]["total"]:
+            answer = client.get(f"/api/requests/{number}/why", params={"page": page}).json()
+            messages += answer["messages"]
+            if len(messages) >= answer["pages"]["total"]:
                 break
             page += 1
         assert len(messages) == len(raw[number])
         kept = {
-            at: sentences(raw[number][at]["parts"])
-            for at, one in enumerate(messages)
-            if one["verdict"] in ("verbatim", "shortened")
+            position: sentences(raw[number][position]["parts"])
+            for position, entry in enumerate(messages)
+            if entry["verdict"] in ("verbatim", "shortened")
         }
-        for at, one in enumerate(messages):
-            seen[one["verdict"]] += 1
-            seen.update(f"echo {echo['form']}" for echo in one["echoes"])
-            said_here = sentences(raw[number][at]["parts"])
-            where = (number, at, one["verdict"], one["fate"])
-            assert found["strip"][at] == one["verdict"][0]
-            if one["verdict"] == "verbatim":
+        for index, message in enumerate(messages):
+            seen[message["verdict"]] += 1
+            seen.update(f"echo {echo['form']}" for echo in message["echoes"])
+            said_here = sentences(raw[number][index]["parts"])
+            where = (number, index, message["verdict"], message["fate"])
+            assert answer["strip"][index] == message["verdict"][0]
+            if message["verdict"] == "verbatim":
                 assert all(text in sent for text in said_here), where
-            if one["verdict"] in ("told", "absent", "identifier", "carried"):
-                system = sentences([part for part in raw[number][at]["parts"] if part["part_kind"] == "system-prompt"])
+            if message["verdict"] in ("told", "absent", "identifier", "carried"):
+                system = sentences(
+                    [part for part in raw[number][index]["parts"] if part["part_kind"] == "system-prompt"]
+                )
                 there = {text for text in said_here - system if text in sent}
                 assert all(any(text in others for others in kept.values()) for text in there), (where, there)
             there = re.findall(r"\w+", sent.casefold().replace("\\n", " "))
-            for form, text in ((echo["form"], text) for echo in one["echoes"] for text in echo["words"]):
+            for form, text in ((echo["form"], text) for echo in message["echoes"] for text in echo["words"]):
                 words = re.findall(r"\w+", text.casefold())
                 in_a_row = f" {' '.join(words)} " in f" {' '.join(there)} "
                 true = in_a_row if form not in ("identifier", "verbatim", "shortened") else {*words} <= {*there}
@@ -272,8 +277,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 
     async def load() -> list[str]:
         async with open_record(db) as store:
-            found = sorted(await store.views(None, limit=None), key=lambda one: one.id or 0)
-            views = [load_messages(await recorded_messages(store, one, raw=False)) for one in found]
+            records = sorted(await store.views(None, limit=None), key=lambda record: record.id or 0)
+            views = [load_messages(await recorded_messages(store, record, raw=False)) for record in records]
         return [spoken("\n".join(texts_of_all(view))) for view in views]
 
     return Recorded(db=db, sent=asyncio.run(load()))
@@ -299,16 +304,16 @@ def test_the_demo_keeps_the_rule_of_its_last_prompt_and_marks_it(demo: Recorded)
 
 
 def test_the_terminal_shows_the_same_fate_of_each_message_as_the_pages(demo: Recorded) -> None:
-    def why(*given: object) -> str:
-        made = CliRunner().invoke(app, ["views", "why", *map(str, given), "--db", str(demo.db)], env={"COLUMNS": "240"})
+    def why(*args: object) -> str:
+        made = CliRunner().invoke(app, ["views", "why", *map(str, args), "--db", str(demo.db)], env={"COLUMNS": "240"})
         assert made.exit_code == 0, made.output
         return made.output
 
     with TestClient(create_app(demo.db, system=None), base_url="http://127.0.0.1") as client:
-        found = client.get("/api/requests/1/why?page=1").json()["messages"]
+        messages = client.get("/api/requests/1/why?page=1").json()["messages"]
     told = json.loads(why(1, "--json"))["messages"]
-    for one, other in zip(found, told, strict=False):
-        assert (one["verdict"], one["echoes"]) == (other["verdict"], other["echoes"])
+    for message, other in zip(messages, told, strict=False):
+        assert (message["verdict"], message["echoes"]) == (other["verdict"], other["echoes"])
     shown = " ".join(why(1, "my explicit yes").split())
     assert (
         "the words are in it: listed as a rule" in shown
