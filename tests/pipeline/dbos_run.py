@@ -75,8 +75,8 @@ async def ends(runs: DBOSRuns) -> Any:
     await desk.submit(SHORT, run_id="lost", held=True)
     await runs.submit(SHORT, run_id="lost")
     states = {name: await runs.result(name) for name in ("gate", "early", "bad", "lost")}
-    workflows = {one.workflow_id: one.status for one in await DBOS.list_workflows_async()}
-    left = [one.run_id for one in await desk.open()]
+    workflows = {workflow.workflow_id: workflow.status for workflow in await DBOS.list_workflows_async()}
+    left = [submission.run_id for submission in await desk.open()]
     await desk.runs.close()
     ended = {name: [state.status, state.failure_reason] for name, state in states.items()}
     return {"ended": ended, "workflows": workflows, "open": left}
@@ -98,11 +98,11 @@ async def paused(runs: DBOSRuns) -> Any:
 
 async def _status(runs: DBOSRuns, former: str, tries: int = 500) -> str:
     """The status of a run, once it is another one, or after these tries."""
-    found = former
-    while found == former and tries:
+    status = former
+    while status == former and tries:
         await asyncio.sleep(0.02)
-        found, tries = (await runs.runs.runs())[0].status, tries - 1
-    return found
+        status, tries = (await runs.runs.runs())[0].status, tries - 1
+    return status
 
 
 async def limits(runs: DBOSRuns) -> Any:
@@ -118,15 +118,15 @@ async def limits(runs: DBOSRuns) -> Any:
 
     await DBOS.create_schedule_async(schedule_name="ticks", workflow_fn=tick, schedule="* * * * * *")
     await submitted.wait()
-    found = [await runs.result("tick")]
+    states = [await runs.result("tick")]
     await DBOS.delete_schedule_async("ticks")
     for name in ("second", "third"):
         await runs.submit(SHORT, run_id=name)
-    found.append(await runs.result("second"))
+    states.append(await runs.result("second"))
     await asyncio.sleep(0.5)
     waiting = await DBOS.list_queued_workflows_async()  # also a last run of the schedule, which has another queue
-    queued = [one.workflow_id for one in waiting if one.queue_name == "context-compiler"]
-    return {"ended": [one.status for one in found], "at": found[0].context.get("at"), "queued": queued}
+    queued = [workflow.workflow_id for workflow in waiting if workflow.queue_name == "context-compiler"]
+    return {"ended": [state.status for state in states], "at": states[0].context.get("at"), "queued": queued}
 
 
 def configure(taken: Submission) -> RunConfig:

@@ -38,12 +38,12 @@ async def no_wait(seconds: float) -> None:
 def files(folder: Path) -> dict[str, Any]:
     """What stages left, but for times."""
     names = ("status.json", "prompt.md", "response.md")
-    found: dict[str, Any] = {
+    contents: dict[str, Any] = {
         str(path.relative_to(folder)): path.read_text() for name in names for path in (folder / "run").rglob(name)
     }
     for path in (folder / "run").rglob("artifacts/*.json"):
-        found[str(path.relative_to(folder))] = json.loads(path.read_text())["data"]
-    return found
+        contents[str(path.relative_to(folder))] = json.loads(path.read_text())["data"]
+    return contents
 
 
 def exchange(name: str) -> list[ModelMessage]:
@@ -107,10 +107,10 @@ async def one(where: str, folder: Path, kill_at: int) -> None:
 
 def moments(events: list[str]) -> list[int]:
     """An event of each kind after each kind, from 1: the middle one, so that much is saved and much is left."""
-    found: dict[tuple[str, ...], list[int]] = {}
-    for at in range(len(events)):
-        found.setdefault(tuple(events[max(at - 1, 0) : at + 1]), []).append(at + 1)
-    return sorted(some[len(some) // 2] for some in found.values())
+    positions: dict[tuple[str, ...], list[int]] = {}
+    for index in range(len(events)):
+        positions.setdefault(tuple(events[max(index - 1, 0) : index + 1]), []).append(index + 1)
+    return sorted(some[len(some) // 2] for some in positions.values())
 
 
 def forked(where: str, folder: Path, kill_at: int) -> int:

@@ -54,9 +54,9 @@ def name_of(number: int) -> str:
     return f"run-{number:04d}"
 
 
-async def submit(place: str, text: str, count: int) -> None:
+async def submit(location: str, text: str, count: int) -> None:
     """Submit runs of a graph."""
-    store = open_place(place)
+    store = open_place(location)
     queue = RunQueue(store)
     for number in range(count):
         await queue.submit(text, run_id=name_of(number), options={"auto_approve": True})
@@ -78,7 +78,7 @@ async def wind(stage: Stage) -> Outcome:
 
 
 async def work(
-    place: str, handler: Any, *, concurrency: int, lease: float, poll: float = 0.02, kill_at: int = 0
+    location: str, handler: Any, *, concurrency: int, lease: float, poll: float = 0.02, kill_at: int = 0
 ) -> None:
     """Run a worker until no run is left, or until its event number `kill_at`, at which it kills itself."""
     left = kill_at
@@ -92,7 +92,7 @@ async def work(
     def configure(taken: Submission) -> RunConfig:
         return RunConfig(handlers={"codergen": handler}, sleep=no_wait, on_event=listen)
 
-    store = open_place(place, lease)
+    store = open_place(location, lease)
     worker = Worker(runs=store, configure=configure, concurrency=concurrency, poll=poll, max_takes=1_000)
     await worker.run(until_empty=True)
     await store.close()
@@ -117,9 +117,9 @@ def join(*children: int) -> list[int]:
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
-async def load(place: str, count: int) -> list[RunState | None]:
+async def load(location: str, count: int) -> list[RunState | None]:
     """Load the states of all runs."""
-    store = open_place(place)
+    store = open_place(location)
     states = [await store.load(name_of(number)) for number in range(count)]
     await store.close()
     return states
@@ -136,21 +136,21 @@ def comparable(state: RunState | None) -> Any:
     return document
 
 
-def kill_workers(place: str, runs: int, kills: int, workers: int, seed: int) -> dict[str, Any]:
+def kill_workers(location: str, runs: int, kills: int, workers: int, seed: int) -> dict[str, Any]:
     """Kill workers the given number of times, let one finish the rest, and compare."""
     draw, codes = random.Random(seed), list[int]()
-    join(fork(submit(place, WINDING, runs)))
+    join(fork(submit(location, WINDING, runs)))
     most = max(10, 120 * runs // (2 * kills))  # spreads the kills over all runs
     while codes.count(-signal.SIGKILL) < kills and 0 not in codes:
         crew = min(workers, kills - codes.count(-signal.SIGKILL))
         children = [
-            fork(work(place, wind, concurrency=2, lease=LEASE_S, kill_at=draw.randint(1, most))) for _ in range(crew)
+            fork(work(location, wind, concurrency=2, lease=LEASE_S, kill_at=draw.randint(1, most))) for _ in range(crew)
         ]
         codes += join(*children)
-    last = join(fork(work(place, wind, concurrency=2, lease=LEASE_S)))[0]
-    found = asyncio.run(load(place, runs))
+    last = join(fork(work(location, wind, concurrency=2, lease=LEASE_S)))[0]
+    states = asyncio.run(load(location, runs))
     wrong: list[str] = []
-    for number, state in enumerate(found):
+    for number, state in enumerate(states):
         whole = asyncio.run(run_pipeline(WINDING, run_id=name_of(number), handlers={"codergen": wind}, sleep=no_wait))
         wrong += [] if comparable(state) == comparable(whole) else [name_of(number)]
     return {

@@ -63,11 +63,11 @@ class Stopping(MemoryRuns):
         await super().save(parse_checkpoint(json.loads(written), where="memory"))
 
 
-async def half(text: str, store: Any, at: str, **options: Any) -> None:
+async def half(text: str, store: Any, stage: str, **options: Any) -> None:
     """Run up to a stage, and die there."""
 
     async def stop(event: Event) -> None:
-        if event.kind == "stage_started" and event.node == at:
+        if event.kind == "stage_started" and event.node == stage:
             task = asyncio.current_task()
             assert task is not None
             task.cancel()

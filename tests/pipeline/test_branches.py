@@ -52,9 +52,11 @@ def working(seen: list[str], *, dies: str = "") -> Mapping[str, Any]:
 async def stopped(store: RunStore | None, dies: str, folder: Path | None = None) -> list[str]:
     """Run until one stage has begun, and pull the plug; what has run."""
     seen: list[str] = []
-    given = {"given": "before", "kept": [1]}
+    context = {"given": "before", "kept": [1]}
     task = asyncio.create_task(
-        run_pipeline(NESTED, handlers=working(seen, dies=dies), runs=store, logs_root=folder, run_id="r", context=given)
+        run_pipeline(
+            NESTED, handlers=working(seen, dies=dies), runs=store, logs_root=folder, run_id="r", context=context
+        )
     )
     while dies not in seen:
         await asyncio.sleep(0.001)
@@ -101,7 +103,7 @@ async def test_a_branch_is_kept_with_the_outcomes_of_its_own_stages_and_no_other
     await stopped(store, "f")
     state = await store.load("r")
     assert state is not None
-    kept = {place: (sorted(one["outcomes"]), one["completed"]) for place, one in state.branches.items()}
+    kept = {key: (sorted(branch["outcomes"]), branch["completed"]) for key, branch in state.branches.items()}
     assert kept == {
         "p.1:a": (["a", "b"], ["a", "b"]),
         "p.1:q": (["c", "d", "e", "k", "q"], ["c", "d", "q", "k", "e"]),
@@ -177,8 +179,8 @@ async def test_visits_and_branches_do_not_overwrite_each_others_files(tmp_path: 
         "loop->p [label=on]; p->a->both; p->b->both; both->j->done"
     )
     assert (await run_pipeline(text, handlers={"codergen": work}, logs_root=tmp_path)).ok
-    found = {str(path.parent.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("note.txt")}
-    assert found == {
+    notes = {str(path.parent.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("note.txt")}
+    assert notes == {
         **{"loop": "main 1", "loop/visit-2": "main 2", "loop/visit-3": "main 3"},
         **{"a": "a 1", "b": "b 1", "both/branch-a": "a 1", "both/branch-b": "b 1"},
     }

@@ -132,15 +132,15 @@ def test_a_goal_that_a_command_cannot_take_is_known_before_the_run(command: str,
 
 
 @pytest.mark.parametrize(
-    ("rule", "severity", "source", "place"), CASES, ids=[f"{c[0]}-{n}" for n, c in enumerate(CASES)]
+    ("rule", "severity", "source", "location"), CASES, ids=[f"{c[0]}-{n}" for n, c in enumerate(CASES)]
 )
-def test_a_rule_finds_its_defect_with_place_and_remedy(rule: str, severity: str, source: str, place: str) -> None:
-    hits = [one for one in found(source) if one.rule == rule]
+def test_a_rule_finds_its_defect_with_place_and_remedy(rule: str, severity: str, source: str, location: str) -> None:
+    hits = [hit for hit in found(source) if hit.rule == rule]
     assert hits, found(source)
-    assert (hits[0].severity, hits[0].place) == (severity, place)
+    assert (hits[0].severity, hits[0].place) == (severity, location)
     assert hits[0].message and hits[0].fix
-    assert (hits[0].line is not None) == bool(place)
-    others = {one.rule for one in found(source)} - {rule, "all_conditional_edges", "edge_target_exists"}
+    assert (hits[0].line is not None) == bool(location)
+    others = {diagnostic.rule for diagnostic in found(source)} - {rule, "all_conditional_edges", "edge_target_exists"}
     assert len(others) <= 1, others
 
 
@@ -165,9 +165,9 @@ def test_every_attribute_that_the_code_reads_is_a_known_one() -> None:
     for path in sorted(package.rglob("*.py")):
         for kind, name in read.findall(path.read_text(encoding="utf-8")):
             tables = (GRAPH_ATTRIBUTES, NODE_ATTRIBUTES, EDGE_ATTRIBUTES)
-            known = {table[name] for table in tables if name in table}
-            assert known, f"{path.name} reads {name!r}, which a check would call unknown"
-            assert kind == "raw" or kinds[kind] in known, f"{path.name} reads {name!r} as {kind}"
+            declared = {table[name] for table in tables if name in table}
+            assert declared, f"{path.name} reads {name!r}, which a check would call unknown"
+            assert kind == "raw" or kinds[kind] in declared, f"{path.name} reads {name!r} as {kind}"
 
 
 def test_every_rule_is_on_the_page_about_pipelines() -> None:
@@ -237,14 +237,14 @@ def test_a_custom_rule_is_applied_too() -> None:
         if "run" in graph.nodes:
             yield Diagnostic(rule="no_run", severity=Severity.ERROR, message="no", node_id="run", fix="rename it")
 
-    assert [one.rule for one in validate(parse_dot(SOUND), [no_run])] == ["no_run"]
+    assert [diagnostic.rule for diagnostic in validate(parse_dot(SOUND), [no_run])] == ["no_run"]
     with pytest.raises(GraphError, match="no_run: run: no; rename it"):
         validate_or_raise(parse_dot(SOUND), [no_run])
 
 
 def test_errors_come_first_and_prevent_a_run() -> None:
     graph = parse_dot(with_("lost [promt=x]; run -> nowhere -> start"), "plan.dot")
-    severities = [one.severity for one in validate(graph)]
+    severities = [diagnostic.severity for diagnostic in validate(graph)]
     assert severities == sorted(severities, key=list(Severity).index)
     with pytest.raises(GraphError) as caught:
         validate_or_raise(graph)
@@ -285,18 +285,19 @@ def test_a_branch_ends_where_the_branches_meet() -> None:
         "p [shape=component]; plan -> p -> one -> join; p -> two -> join; join -> run; one [prompt=x]; two [prompt=x]"
     )
     join = "join [prompt=x, fidelity=full, thread_id=t]"
-    assert not [one for one in found(with_(f"{after}; {join}")) if one.rule == "thread_across_branches"]
+    assert not [hit for hit in found(with_(f"{after}; {join}")) if hit.rule == "thread_across_branches"]
     inner = """p [shape=component]; plan -> p -> q -> one -> near -> far -> join; q -> two -> near; p -> three -> join
         join -> run; q [shape=component]; near [shape=tripleoctagon]; join [shape=tripleoctagon]
         one [prompt=x]; two [prompt=x]; node [fidelity=full, thread_id=t]; far [prompt=x]; three [prompt=x]"""
-    assert [one.node_id for one in found(with_(inner)) if one.rule == "thread_across_branches"] == ["p"]
+    assert [hit.node_id for hit in found(with_(inner)) if hit.rule == "thread_across_branches"] == ["p"]
 
 
 def test_a_gate_that_restarts_the_run_has_somewhere_to_go_back_to() -> None:
     text = """digraph g { start [shape=Mdiamond]; g [prompt=x, goal_gate=true]; done [shape=Msquare]
         start -> g -> done; g -> again [condition="outcome=fail", loop_restart=LOOP]; again [prompt=x]; again -> g }"""
     rules = {
-        value: {one.rule for one in validate(parse_dot(text.replace("LOOP", value)))} for value in ("true", "false")
+        value: {diagnostic.rule for diagnostic in validate(parse_dot(text.replace("LOOP", value)))}
+        for value in ("true", "false")
     }
     assert "goal_gate_has_retry" not in rules["true"] and "goal_gate_has_retry" in rules["false"]
 

@@ -42,16 +42,16 @@ def test_a_snapshot_and_a_clone_share_nothing() -> None:
     snapshot["values"]["deep"]["list"].append(3)
     assert store.snapshot() == {"values": {"deep": {"list": [1]}}, "logs": [{"x": [1]}]}
     assert json.loads(json.dumps(store.snapshot())) == store.snapshot()
-    given = {"list": [1]}
-    store.set("given", given)
-    given["list"].append(2)
+    value = {"list": [1]}
+    store.set("given", value)
+    value["list"].append(2)
     assert store.get("given") == {"list": [1]}
 
 
 def test_artifact_threshold(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path, threshold=10)
-    at, above = "x" * 8, "x" * 9
-    assert not store.store("at", "At", at).is_file_backed
+    exact, above = "x" * 8, "x" * 9
+    assert not store.store("at", "At", exact).is_file_backed
     info = store.store("above", "Above", above)
     assert info.is_file_backed and info.reference == "artifact://above" and info.size_bytes == 11
     assert (tmp_path / "artifacts" / "above.json").is_file()
@@ -92,6 +92,6 @@ async def test_stages_with_similar_names_have_separate_artifacts() -> None:
     text = graph("; ".join(f'"{name}"' for name in names) + f"; start->{ways}->done")
     result, _ = await play(text, {name: [keep] for name in names})
     references = [value for key, value in result.context.items() if key.startswith("k")]
-    kept = {f"artifact://{id}": one["data"] for id, one in result.state.artifacts.items()}
+    kept = {f"artifact://{id}": artifact["data"] for id, artifact in result.state.artifacts.items()}
     assert [kept[reference] for reference in references] == names
     assert "artifact://a_b.1.said" in references and "artifact://a.1.said" in references

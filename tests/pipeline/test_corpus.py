@@ -27,7 +27,7 @@ ERRORS = {
 def test_every_pipeline_of_the_corpus_is_read_or_refused_for_a_reason(
     data_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = sorted(one for one in (data_folder / "dots").rglob("*") if one.suffix in (".dot", ".fabro"))
+    files = sorted(path for path in (data_folder / "dots").rglob("*") if path.suffix in (".dot", ".fabro"))
     assert files
     table: dict[str, Counter[str]] = {}
     errors: dict[str, set[str]] = {}
@@ -42,10 +42,10 @@ def test_every_pipeline_of_the_corpus_is_read_or_refused_for_a_reason(
             continue
         assert parse_dot(to_dot(graph)) == graph
         row.update(stages=len(graph.nodes), edges=len(graph.edges), forgiven=len(graph.diagnostics))
-        for one in validate(graph):
-            row[one.severity] += 1
-            if one.severity is Severity.ERROR:
-                errors.setdefault(one.rule, set()).add(file.name)
+        for diagnostic in validate(graph):
+            row[diagnostic.severity] += 1
+            if diagnostic.severity is Severity.ERROR:
+                errors.setdefault(diagnostic.rule, set()).add(file.name)
     with capsys.disabled():
         _print(table)
     assert errors == ERRORS

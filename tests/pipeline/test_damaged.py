@@ -37,7 +37,7 @@ TEXT = graph("a [prompt=a fidelity=full thread_id=t]; b [prompt=b fidelity=full 
 
 
 @pytest.mark.parametrize(
-    ("place", "value"),
+    ("keys", "value"),
     [
         (("next_node",), ["b"]),
         (("current_node",), {}),
@@ -59,16 +59,16 @@ TEXT = graph("a [prompt=a fidelity=full thread_id=t]; b [prompt=b fidelity=full 
     ],
 )
 async def test_a_checkpoint_with_a_field_of_the_wrong_kind_is_refused(
-    tmp_path: Path, place: tuple[str, ...], value: Any
+    tmp_path: Path, keys: tuple[str, ...], value: Any
 ) -> None:
     heard = Heard()
     await half(TEXT, None, "b", model=heard.model, logs_root=tmp_path)
     path = tmp_path / "checkpoint.json"
     document = json.loads(path.read_bytes())
     inner = document
-    for key in place[:-1]:
+    for key in keys[:-1]:
         inner = inner[key]
-    inner[place[-1]] = value
+    inner[keys[-1]] = value
     path.write_text(json.dumps(document))
     with pytest.raises(PipelineError, match="damaged"):
         await resume_pipeline(tmp_path, model=heard.model, resume_threads="restore")
@@ -119,15 +119,15 @@ async def test_a_run_with_damaged_metadata_is_listed_as_damaged_among_the_others
     else:
         (tmp_path / "runs" / "two" / "manifest.json").write_text(body)
     again = open_store()
-    found = {one.run_id: one for one in await again.runs()}
-    assert {one.run_id: one.status for one in found.values()} == {
+    infos = {info.run_id: info for info in await again.runs()}
+    assert {info.run_id: info.status for info in infos.values()} == {
         "one": "success",
         "two": "damaged",
         "three": "success",
     }
-    assert "damaged" in found["two"].failure_reason or "manifest.json" in found["two"].failure_reason
+    assert "damaged" in infos["two"].failure_reason or "manifest.json" in infos["two"].failure_reason
     assert await again.delete("one") and await again.delete("two")
-    assert [one.run_id for one in await again.runs()] == ["three"]
+    assert [info.run_id for info in await again.runs()] == ["three"]
     await again.close()
     await store.close()
 
@@ -171,10 +171,10 @@ async def test_a_submitted_run_with_damaged_bytes_fails_once_and_the_others_go_o
     for name in ("bad", "good"):
         await queue.submit(ONE_STAGE, run_id=name)
     await break_bytes(store, table, column, where)
-    assert {one.run_id for one in await queue.open()} == {"bad", "good"} and len(await store.runs()) == 2
+    assert {submission.run_id for submission in await queue.open()} == {"bad", "good"} and len(await store.runs()) == 2
     changes = await work(store)
     assert changes["good"] == ("success", "") and changes["bad"][0] == "fail" and reason in changes["bad"][1]
-    infos = {one.run_id: one for one in await store.runs()}
+    infos = {info.run_id: info for info in await store.runs()}
     assert infos["bad"].status == status and reason in infos["bad"].failure_reason
     assert "intact" not in infos["bad"].failure_reason
     assert await queue.open() == []
@@ -202,7 +202,7 @@ async def test_a_damaged_question_does_not_hide_the_others(tmp_path: Path) -> No
         await queue.submit(ONE_STAGE, run_id=name)
         await queue.ask(name, "k", Question(text="?", options=(Option(key="Y", label="Yes", target="a"),)))
     await break_bytes(store, "questions", "body")
-    assert [one.run_id for one in await queue.questions()] == ["good"]
+    assert [question.run_id for question in await queue.questions()] == ["good"]
     await store.close()
 
 

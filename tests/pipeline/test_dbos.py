@@ -69,7 +69,7 @@ async def test_a_run_of_a_killed_process_is_recovered_at_its_stage(
         await queue.answer("r", "y")
         _, said = await asyncio.to_thread(first.communicate)
         assert first.returncode == 42, said
-    assert [one.run_id for one in await queue.open()] == ["r"]
+    assert [submission.run_id for submission in await queue.open()] == ["r"]
     assert await queue.candidates(9) == []  # no worker of ours takes it from DBOS
     ended = await asyncio.to_thread(lambda: result(start(how)))
     assert (ended["completed"], ended["status"]) == (["start", "a", "h", "b", "c", "done"], "success")

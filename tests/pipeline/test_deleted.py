@@ -46,16 +46,16 @@ def left(request: pytest.FixtureRequest, tmp_path: Path) -> Left:
 
     async def read() -> bytes:
         stored = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".dot"]
-        found = b"".join(path.read_bytes() + str(path).encode() for path in stored)
+        content = b"".join(path.read_bytes() + str(path).encode() for path in stored)
         if "postgres_url" in request.fixturenames:
             asyncpg = pytest.importorskip("asyncpg")
             connection = await asyncpg.connect(request.getfixturevalue("postgres_url"))
             tables = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'context_compiler'")
             for (table,) in tables:
                 rows = await connection.fetch(f"SELECT row::text FROM context_compiler.{table} AS row")
-                found += "".join(str(row[0]) for row in rows).encode()
+                content += "".join(str(row[0]) for row in rows).encode()
             await connection.close()
-        return found
+        return content
 
     return read
 
@@ -108,11 +108,11 @@ async def test_a_submitted_run_is_deleted_with_its_questions_and_answers(open_ru
     await work.run(until_empty=True)
     await queue.answer(f"r-{ANN}", "go")
     await work.run(until_empty=True)
-    assert [one.stage for one in await queue.questions(f"r-{ANN}")] == ["g"]
+    assert [question.stage for question in await queue.questions(f"r-{ANN}")] == ["g"]
     assert await runs.delete(f"r-{ANN}")
     assert ANN.encode() not in await left()
     await work.run(until_empty=True)
-    assert [one.run_id for one in await queue.open()] == ["bob"] and await queue.find(f"r-{ANN}") is None
+    assert [submission.run_id for submission in await queue.open()] == ["bob"] and await queue.find(f"r-{ANN}") is None
     await runs.close()
 
 
@@ -195,20 +195,20 @@ async def test_pruning_many_runs_rewrites_the_file_once(
 
 
 async def test_deleting_a_run_keeps_the_graph_for_one_that_begins_meanwhile(open_runs: OpenSQL) -> None:
-    one, other = open_runs(), open_runs()
+    first, other = open_runs(), open_runs()
     text = graph("a; start->a->done")
 
     async def begin(runs: SQLRuns, number: int) -> None:
         async with runs.own(f"r{number}"):
             await runs.begin(replace(INFO, run_id=f"r{number}", source=text_hash(text)), {text_hash(text): text})
 
-    await begin(one, 0)
+    await begin(first, 0)
     for number in range(12):
-        await asyncio.gather(one.delete(f"r{number}"), begin(other, number + 1))
+        await asyncio.gather(first.delete(f"r{number}"), begin(other, number + 1))
         fresh = open_runs()
         assert await fresh.content(text_hash(text)) == text
         await fresh.close()
-    await one.close()
+    await first.close()
     await other.close()
 
 

@@ -110,7 +110,7 @@ def test_a_subgraph_gives_its_stages_a_class_and_disappears() -> None:
     assert graph.nodes["y"].classes == ("inner-part", "loop-a")
     assert graph.nodes["z"].classes == ()
     assert "label" not in graph.attrs
-    assert [(one.name, one.nodes, one.parent) for one in graph.subgraphs] == [
+    assert [(subgraph.name, subgraph.nodes, subgraph.parent) for subgraph in graph.subgraphs] == [
         ("cluster_a", ("x",), None),
         ("", ("y",), 0),
         ("b", ("z",), None),

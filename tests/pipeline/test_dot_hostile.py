@@ -44,7 +44,7 @@ def _graph(
         name="g",
         attrs=attrs,  # type: ignore[arg-type]
         nodes={name: Node(name=name, attrs=said) for name, said in nodes.items()},  # type: ignore[arg-type]
-        edges=tuple(Edge(source=one, target=two, attrs=said) for one, two, said in edges),  # type: ignore[arg-type]
+        edges=tuple(Edge(source=source, target=target, attrs=said) for source, target, said in edges),  # type: ignore[arg-type]
     )
 
 
@@ -148,8 +148,8 @@ def test_a_hundred_thousand_unknown_attributes_are_found() -> None:
     graph = parse_dot(
         f"digraph g {{ start [shape=Mdiamond]; done [shape=Msquare]; start -> a -> done; a [{unknown}] }}"
     )
-    found = [one for one in validate(graph) if one.rule == "unknown_attribute"]
-    assert len(found) == 100_000 and found[0].fix == "did you mean shape?"
+    diagnostics = [diagnostic for diagnostic in validate(graph) if diagnostic.rule == "unknown_attribute"]
+    assert len(diagnostics) == 100_000 and diagnostics[0].fix == "did you mean shape?"
 
 
 def test_ten_thousand_stages_are_read_and_checked() -> None:

@@ -48,8 +48,8 @@ def test_stages_do_not_overlap() -> None:
         for box in document.getElementsByTagName("rect")[1:]
     ]
     assert len(boxes) == 6
-    for at, (x, y, w, h) in enumerate(boxes):
-        for x2, y2, w2, h2 in boxes[at + 1 :]:
+    for index, (x, y, w, h) in enumerate(boxes):
+        for x2, y2, w2, h2 in boxes[index + 1 :]:
             assert x + w <= x2 or x2 + w2 <= x or y + h <= y2 or y2 + h2 <= y
 
 
@@ -147,8 +147,8 @@ def test_a_line_bends_round_a_box_in_its_way() -> None:
 
 def test_labels_of_edges_between_the_same_boxes_are_placed_below_each_other() -> None:
     svg = drawn(parse_dot('digraph g { a; b; a -> b [label=one, condition="outcome=fail"]; a -> b [label=two] }'))
-    found = minidom.parseString(svg).getElementsByTagName("text")
-    rows = {node.firstChild.data: float(node.getAttribute("y")) for node in found if node.firstChild}  # type: ignore[union-attr]
+    labels = minidom.parseString(svg).getElementsByTagName("text")
+    rows = {node.firstChild.data: float(node.getAttribute("y")) for node in labels if node.firstChild}  # type: ignore[union-attr]
     assert rows["one"] < rows["outcome=fail"] < rows["two"]
     assert svg.count("marker-end") == 1
 
@@ -164,8 +164,8 @@ def test_graphviz_itself_lays_a_graph_out_and_lines_reach_their_boxes() -> None:
     layout = compute_layout(sizes, links, labels={(1, 2): (80.0, 30.0)}, graphviz=GRAPHVIZ)
     assert layout.curved and set(layout.lines) == set(links) and set(layout.labels) == {(1, 2)}
     for source, target in links:
-        for end, at in ((source, 0), (target, -1)):
-            (x, y), (cx, cy), (w, h) = layout.lines[source, target][at], layout.centres[end], sizes[end]
+        for end, index in ((source, 0), (target, -1)):
+            (x, y), (cx, cy), (w, h) = layout.lines[source, target][index], layout.centres[end], sizes[end]
             assert abs(x - cx) <= w / 2 + 2 and abs(y - cy) <= h / 2 + 2
     for (x, y), (w, h) in zip(layout.centres, sizes, strict=True):
         assert w / 2 - 1 <= x <= layout.width - w / 2 + 1 and h / 2 - 1 <= y <= layout.height - h / 2 + 1
@@ -197,11 +197,13 @@ def test_boxes_and_labels_never_cover_each_other_and_lines_pass_between_boxes(da
     labelled = data.draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
     labels = dict.fromkeys(labelled, (90.0, 30.0))
     layout = compute_layout(sizes, pairs, labels=labels, graphviz=None)
-    boxes = [around(*one) for one in zip(layout.centres, sizes, strict=True)]
+    boxes = [around(*pair) for pair in zip(layout.centres, sizes, strict=True)]
     places = [*boxes, *(around(layout.labels[link], size) for link, size in labels.items())]
-    for at, one in enumerate(places):
-        assert -0.01 <= one[0] and one[2] <= layout.width + 0.01 and -0.01 <= one[1] and one[3] <= layout.height + 0.01
-        assert not any(overlap(one, other) for other in places[at + 1 :])
+    for index, area in enumerate(places):
+        assert (
+            -0.01 <= area[0] and area[2] <= layout.width + 0.01 and -0.01 <= area[1] and area[3] <= layout.height + 0.01
+        )
+        assert not any(overlap(area, other) for other in places[index + 1 :])
     assert set(layout.lines) == set(pairs) and set(layout.labels) == set(labelled)
     for (source, target), points in layout.lines.items():
         for end, (x, y) in ((source, points[0]), (target, points[-1])):
@@ -218,12 +220,12 @@ def around(centre: tuple[float, float], size: tuple[float, float]) -> tuple[floa
     return x - w / 2, y - h / 2, x + w / 2, y + h / 2
 
 
-def overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    across = min(one[2], other[2]) - max(one[0], other[0])
-    down = min(one[3], other[3]) - max(one[1], other[1])
-    inside = one[:2] == one[2:] and across > -0.01
-    return (across > 0.01 or inside and other[0] + 0.01 < one[0] < other[2] - 0.01) and (
-        down > 0.01 or inside and other[1] + 0.01 < one[1] < other[3] - 0.01
+def overlap(area: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    across = min(area[2], other[2]) - max(area[0], other[0])
+    down = min(area[3], other[3]) - max(area[1], other[1])
+    inside = area[:2] == area[2:] and across > -0.01
+    return (across > 0.01 or inside and other[0] + 0.01 < area[0] < other[2] - 0.01) and (
+        down > 0.01 or inside and other[1] + 0.01 < area[1] < other[3] - 0.01
     )
 
 

@@ -53,7 +53,7 @@ SMOKE = """digraph test_pipeline {
 async def test_smoke(tmp_path: Path) -> None:
     parsed = parse_dot(SMOKE)
     assert (parsed.goal, len(parsed.nodes), len(parsed.edges)) == ("Create a hello world Python script", 5, 6)
-    assert not [one for one in validate(parsed) if one.severity == "ERROR"]
+    assert not [diagnostic for diagnostic in validate(parsed) if diagnostic.severity == "ERROR"]
 
     result = await run_pipeline(parsed, simulate=True, logs_root=tmp_path)
 
@@ -155,9 +155,9 @@ async def test_a_graph_with_errors_is_not_run() -> None:
 
 
 async def test_transforms_come_in_order_and_before_the_check() -> None:
-    def widened(given: Any) -> Any:
-        node = changed(given.nodes["a"], attrs={**given.nodes["a"].attrs, "prompt": "new"})
-        return changed(given, nodes={**given.nodes, "a": node})
+    def widened(original: Any) -> Any:
+        node = changed(original.nodes["a"], attrs={**original.nodes["a"].attrs, "prompt": "new"})
+        return changed(original, nodes={**original.nodes, "a": node})
 
     heard = Heard()
     await run_pipeline(graph("a [fidelity=full]; start->a->done"), model=heard.model, transforms=(widened,))

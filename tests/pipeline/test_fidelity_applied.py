@@ -212,15 +212,17 @@ def test_a_conversation_is_cut_back_to_the_start_of_the_last_stage() -> None:
 
 async def test_a_rule_in_the_prompt_of_a_stage_is_in_every_later_request_of_its_thread() -> None:
     rule, names = "Never push to the branch main.", [f"step{number}" for number in range(16)]
-    stages = "; ".join(f'{name} [prompt="{prose(at, 60)}" fidelity=full thread_id=t]' for at, name in enumerate(names))
+    stages = "; ".join(
+        f'{name} [prompt="{prose(number, 60)}" fidelity=full thread_id=t]' for number, name in enumerate(names)
+    )
     first = f'plan [prompt="{rule}" fidelity=full thread_id=t]'
     text = graph(f"{first}; {stages}; start->plan->{'->'.join(names)}->done")
     heard = Heard({"": "It is done, and the next step can begin. " * 12})
     declared = "Speak of the pump as <P-7>."
     result = await run_pipeline(text, model=heard.model, compiler={"budget": 900, "recall": 0, "rules": [declared]})
     shown = [
-        "\n".join(text for message in one for part in message.parts for text in texts_of(part))
-        for one in heard.requests
+        "\n".join(text for message in request for part in message.parts for text in texts_of(part))
+        for request in heard.requests
     ]
     assert result.ok and len(shown) == 17
     assert [text.count(rule) for text in shown] == [1] * 17 == [text.count(declared) for text in shown]

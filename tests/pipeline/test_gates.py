@@ -294,5 +294,7 @@ async def test_the_compiles_of_a_run_count_towards_its_cost_limit(where: str, tm
     assert "the run cost $0.3" in result.failure_reason and "its limit is $0.2500 (max_cost)" in result.failure_reason
     again = await resume_pipeline("r", runs=FileRuns(tmp_path), model=options["model"], max_cost=Money(0.25))
     assert not again.ok
-    reported = sum(one.data.get("cost", 0) for one in events if one.kind in ("model_requested", "context_compiled"))
+    reported = sum(
+        event.data.get("cost", 0) for event in events if event.kind in ("model_requested", "context_compiled")
+    )
     assert 0.3 <= reported < 0.33

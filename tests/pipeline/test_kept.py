@@ -93,8 +93,8 @@ async def test_a_store_keeps_events_graphs_and_a_list_of_runs(open_store: Open) 
     assert await store.content(text_hash(dot)) == dot
     assert await store.content("unknown") is None
     assert await store.load("unknown") is None and await store.events("unknown") == []
-    (found,) = await store.runs()
-    assert (found.run_id, found.current_node, found.completed, found.attempt) == ("r", "a", 7, 2)
+    (listed,) = await store.runs()
+    assert (listed.run_id, listed.current_node, listed.completed, listed.attempt) == ("r", "a", 7, 2)
     await store.close()
 
 

@@ -40,11 +40,11 @@ def test_a_run_killed_at_any_kind_of_event_and_resumed_ends_the_same(tmp_path: P
     assert said["wrong"] == []
 
 
-def kill_workers(place: str) -> dict[str, Any]:
+def kill_workers(location: str) -> dict[str, Any]:
     """What came of killing workers in the middle of submitted runs."""
     options = ["--runs", "2", "--kills", "4", "--workers", "2", "--seed", "7"]
     done = subprocess.run(
-        [python(), "-m", "tests.pipeline.killing_workers", place, *options],
+        [python(), "-m", "tests.pipeline.killing_workers", location, *options],
         capture_output=True,
         text=True,
         check=False,

@@ -54,7 +54,7 @@ async def test_an_owner_with_an_expired_lease_writes_nothing_more(postgres_url: 
             await slow.save(STATE)
     state = await other.load("r")
     assert state is not None and state.context == {"mine": 1}
-    assert [one.sequence for one in await other.events("r")] == [1]
+    assert [stored.sequence for stored in await other.events("r")] == [1]
     await slow.close()
     await other.close()
 
@@ -63,7 +63,7 @@ async def test_events_are_written_with_a_state_soon_and_at_the_end(postgres_url:
     runs, other = opened(postgres_url), opened(postgres_url)
 
     async def seen() -> list[int]:
-        return [one.sequence for one in await other.events("r")]
+        return [stored.sequence for stored in await other.events("r")]
 
     def event(number: int) -> Event:
         return Event(kind="stage_started", run_id="r", sequence=number, at="now")
@@ -94,8 +94,8 @@ async def test_an_owner_with_an_expired_lease_changes_nothing_in_the_queue(postg
             for write in (late.end("r"), late.take("r", "slow", 0), late.put_back("r", "late", 1.0)):
                 with pytest.raises(RunOwnedError, match="taken over"):
                     await write
-            found = await queue.find("r")
-            assert found is not None and (found.state, found.worker, found.trouble) == ("queued", None, None)
+            entry = await queue.find("r")
+            assert entry is not None and (entry.state, entry.worker, entry.trouble) == ("queued", None, None)
             taken = await queue.take("r", "other", 0)
             assert taken is not None and (taken.state, taken.worker, taken.takes) == ("running", "other", 1)
     await slow.close()
@@ -196,7 +196,7 @@ async def test_events_in_the_course_of_writing_survive_the_loss_of_a_lease(
         asyncio.get_running_loop().call_later(0.3, gate.set)
     await gate.wait()
     other = opened(postgres_url)
-    assert [one.sequence for one in await other.events("r")] == [1]
+    assert [event.sequence for event in await other.events("r")] == [1]
     await runs.close()
     await other.close()
 

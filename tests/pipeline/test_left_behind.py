@@ -142,8 +142,8 @@ async def test_a_checkpoint_is_written_at_each_step_with_a_database_too(tmp_path
         if event.kind == "checkpoint_saved" and state is not None:
             seen.append((event.data["number"], state.sequence))
 
-    given = {"runs": tmp_path / "runs.db", "logs_root": tmp_path / "logs"}
-    await run_pipeline(graph("a; b; start->a->b->done"), simulate=True, on_event=listen, **given)
+    options = {"runs": tmp_path / "runs.db", "logs_root": tmp_path / "logs"}
+    await run_pipeline(graph("a; b; start->a->b->done"), simulate=True, on_event=listen, **options)
     assert seen == [(1, 1), (2, 2), (3, 3), (4, 4)]
 
 

@@ -51,9 +51,9 @@ async def test_an_outcome_accepts_an_exception_as_reason_and_one_name_as_suggest
     reason: Any = ValueError("red")
     result, _ = await play(graph("a; start->a->done"), {"a": [Outcome(status=StageStatus.FAIL, failure_reason=reason)]})
     assert result.outcomes["a"].failure_reason == "red"
-    one: Any = "c"
+    name: Any = "c"
     text = graph("a; b; c; start->a; a->b; a->c; b->done; c->done")
-    _, script = await play(text, {"a": [Outcome(suggested_next_ids=one)]})
+    _, script = await play(text, {"a": [Outcome(suggested_next_ids=name)]})
     assert script.seen == ["a", "c"]
 
 

@@ -147,16 +147,16 @@ def joined(at: str, *, attrs: str = "", more: str = "") -> str:
     return graph(f"p [shape=component {attrs}]; a; b; start->p; p->a->{at}; p->b->{at}; {more}")
 
 
-@pytest.mark.parametrize(("at", "more"), [("done", ""), ("c", "c; c->done"), ("q", "q [shape=diamond]; q->done")])
-async def test_no_successful_branch_is_a_failure_at_every_join(at: str, more: str) -> None:
+@pytest.mark.parametrize(("join", "more"), [("done", ""), ("c", "c; c->done"), ("q", "q [shape=diamond]; q->done")])
+async def test_no_successful_branch_is_a_failure_at_every_join(join: str, more: str) -> None:
     every = {"a": [FAIL], "b": [FAIL]}
-    result, script = await play(joined(at, more=more), every)
+    result, script = await play(joined(join, more=more), every)
     assert result.status == "fail" and "no branch succeeded" in result.failure_reason
     assert "c" not in script.seen
-    assert (await play(joined(at, more=more), {"a": [FAIL]}))[0].ok
-    assert (await play(joined(at, more=more, attrs="error_policy=ignore"), every))[0].ok
-    assert (await play(joined(at, more=more), every, strict_failure_edges=False))[0].ok
-    result, script = await play(joined(at, more=more, attrs="retry_target=p"), {"a": [FAIL, OK], "b": [FAIL]})
+    assert (await play(joined(join, more=more), {"a": [FAIL]}))[0].ok
+    assert (await play(joined(join, more=more, attrs="error_policy=ignore"), every))[0].ok
+    assert (await play(joined(join, more=more), every, strict_failure_edges=False))[0].ok
+    result, script = await play(joined(join, more=more, attrs="retry_target=p"), {"a": [FAIL, OK], "b": [FAIL]})
     assert result.ok and script.seen[:4] == ["a", "b", "a", "b"]
 
 

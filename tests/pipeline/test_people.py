@@ -226,15 +226,15 @@ def nobody() -> ConsoleInterviewer:
 
 
 async def test_a_run_stops_where_nobody_can_be_asked_and_resumes_where_somebody_can(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"runs": tmp_path / "runs.db", "simulate": True}
+    options: dict[str, Any] = {"runs": tmp_path / "runs.db", "simulate": True}
     for _ in range(2):
-        stopped = await run_pipeline(YES_OR_NO.replace("MORE", ""), run_id="r", interviewer=nobody(), **given)
+        stopped = await run_pipeline(YES_OR_NO.replace("MORE", ""), run_id="r", interviewer=nobody(), **options)
         assert (stopped.ended, stopped.failure_reason) == (False, "h: nobody is there to answer")
-        stopped = await resume_pipeline("r", interviewer=nobody(), **given)
+        stopped = await resume_pipeline("r", interviewer=nobody(), **options)
         assert (stopped.ended, stopped.completed) == (False, ("start",))
-        ended = await resume_pipeline("r", interviewer=QueueInterviewer(["no"]), **given)
+        ended = await resume_pipeline("r", interviewer=QueueInterviewer(["no"]), **options)
         assert ended.ok and ended.completed == ("start", "h", "b", "done") and ended.visits["h"] == 1
-        given = {"runs": tmp_path / "runs", "simulate": True}
+        options = {"runs": tmp_path / "runs", "simulate": True}
 
 
 BRANCHES = graph(
@@ -243,11 +243,11 @@ BRANCHES = graph(
 
 
 async def test_other_branches_end_before_a_run_stops_and_do_not_run_again(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"runs": tmp_path / "runs.db"}
-    stopped, script = await play(BRANCHES.replace("MORE", ""), run_id="r", interviewer=nobody(), **given)
+    options: dict[str, Any] = {"runs": tmp_path / "runs.db"}
+    stopped, script = await play(BRANCHES.replace("MORE", ""), run_id="r", interviewer=nobody(), **options)
     assert not stopped.ended and script.seen == ["x"]
     script = Script()
-    ended = await resume_pipeline("r", handlers={"codergen": script}, interviewer=AutoApprove(), **given)
+    ended = await resume_pipeline("r", handlers={"codergen": script}, interviewer=AutoApprove(), **options)
     assert ended.ok and script.seen == [] and {"h", "x"} < set(ended.completed)
 
 
@@ -263,10 +263,10 @@ async def test_a_child_that_stops_stops_its_parent(actions: str, tmp_path: Path)
         f'm [shape=house stack.child_dotfile="child.dot" stack.child_workdir="{tmp_path.as_posix()}"'
         f' manager.actions="{actions}" manager.poll_interval=10ms]; start->m->done'
     )
-    given: dict[str, Any] = {"runs": tmp_path / "runs.db", "simulate": True}
-    stopped = await run_pipeline(text, run_id="r", interviewer=nobody(), **given)
+    options: dict[str, Any] = {"runs": tmp_path / "runs.db", "simulate": True}
+    stopped = await run_pipeline(text, run_id="r", interviewer=nobody(), **options)
     assert (stopped.ended, stopped.failure_reason) == (False, "h: nobody is there to answer")
-    ended = await resume_pipeline("r", interviewer=AutoApprove(), **given)
+    ended = await resume_pipeline("r", interviewer=AutoApprove(), **options)
     assert ended.ok and ended.outcomes["m"].notes == "Child completed"
 
 

@@ -48,7 +48,7 @@ def test_a_preamble_is_within_its_budget_for_any_input(
     mode: str, name: str, goal: Any, context: Any, completed: list[str], repeat: int, current: str, logs: Any
 ) -> None:
     pipeline = SimpleNamespace(name=name, goal=goal, nodes=completed)
-    many = [f"{one}{number}" for number in range(repeat) for one in completed]
+    many = [f"{stage}{number}" for number in range(repeat) for stage in completed]
     text = build_fidelity_preamble(mode, pipeline, context, many, current, logs)
     assert COUNTER.text(text) <= BUDGETS[mode]
     assert text == build_fidelity_preamble(mode, pipeline, context, many, current, logs)

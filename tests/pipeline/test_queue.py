@@ -31,30 +31,30 @@ from tests.pipeline.resuming import LONG, scripted, told
 GATE = graph('a; h [shape=hexagon]; b; start->a->h; h->b [label="[Y] go"]; h->a [label="[N] back"]; b->done')
 
 
-def worker(runs: SQLRuns, **given: Any) -> tuple[Worker, list[tuple[str, str]]]:
+def worker(runs: SQLRuns, **overrides: Any) -> tuple[Worker, list[tuple[str, str]]]:
     """A worker that looks often, and what it said of which run."""
     said: list[tuple[str, str]] = []
     options: dict[str, Any] = {"configure": lambda taken: RunConfig(simulate=True), "poll": 0.01, "patience": 0.0}
     listen = lambda run_id, change, reason: said.append((run_id, change))  # noqa: E731
-    return Worker(runs=runs, on_change=listen, **{**options, **given}), said
+    return Worker(runs=runs, on_change=listen, **{**options, **overrides}), said
 
 
 async def test_a_submitted_run_is_queued_until_a_worker_has_run_it(open_runs: OpenSQL) -> None:
     runs = open_runs()
     name = await RunQueue(runs).submit(graph("a; start->a->done"), context={"k": 1}, options={"model": "x"})
-    assert [one.status for one in await runs.runs()] == ["queued"]
+    assert [info.status for info in await runs.runs()] == ["queued"]
     seen: list[Submission] = []
 
     def configure(taken: Submission) -> RunConfig:
         seen.append(taken)
         return RunConfig(simulate=True)
 
-    one, said = worker(runs, configure=configure)
-    await one.run(until_empty=True)
+    runner, said = worker(runs, configure=configure)
+    await runner.run(until_empty=True)
     state = await runs.load(name)
     assert state is not None and state.completed == ("start", "a", "done") and state.context["k"] == 1
     assert said == [(name, "taken"), (name, "success")]
-    assert [(taken.run_id, taken.options, taken.worker) for taken in seen] == [(name, {"model": "x"}, one.name)]
+    assert [(taken.run_id, taken.options, taken.worker) for taken in seen] == [(name, {"model": "x"}, runner.name)]
     assert await RunQueue(runs).open() == []
     await runs.close()
 
@@ -84,9 +84,9 @@ async def test_several_workers_run_every_run_once(open_runs: OpenSQL) -> None:
     workers = [
         worker(store, configure=lambda taken: RunConfig(handlers={"codergen": work}), concurrency=2) for store in stores
     ]
-    await asyncio.gather(*(one.run(until_empty=True) for one, _ in workers))
+    await asyncio.gather(*(runner.run(until_empty=True) for runner, _ in workers))
     assert sorted(counts) == sorted(names)
-    assert {one.status for one in await runs.runs()} == {"success"}
+    assert {info.status for info in await runs.runs()} == {"success"}
     for store in (runs, *stores):
         await store.close()
 
@@ -96,8 +96,8 @@ async def test_a_run_that_waits_for_a_person_frees_its_slot_and_continues_after_
 ) -> None:
     first, second, desk = open_runs(), open_runs(), RunQueue(open_runs())
     await desk.submit(GATE, run_id="r")
-    one, said = worker(first)
-    await one.run(until_empty=True)
+    runner, said = worker(first)
+    await runner.run(until_empty=True)
     assert said == [("r", "taken"), ("r", "waiting")]
     assert [info.status for info in await desk.runs.runs()] == ["waiting"]
     (question,) = await desk.questions()
@@ -121,14 +121,14 @@ async def test_a_run_that_waits_for_a_person_frees_its_slot_and_continues_after_
 async def test_an_answer_reaches_a_run_that_kept_its_slot(open_runs: OpenSQL) -> None:
     runs, desk = open_runs(), RunQueue(open_runs())
     await desk.submit(GATE, run_id="r")
-    one, said = worker(runs, patience=60.0)
+    runner, said = worker(runs, patience=60.0)
 
     async def answer() -> None:
         while not await desk.questions("r"):
             await asyncio.sleep(0.01)
         await desk.answer("r", "y")
 
-    await asyncio.gather(one.run(until_empty=True), answer())
+    await asyncio.gather(runner.run(until_empty=True), answer())
     assert said == [("r", "taken"), ("r", "success")]
     await runs.close()
     await desk.runs.close()
@@ -138,10 +138,10 @@ async def test_a_run_whose_own_interviewer_can_ask_nobody_is_put_back(open_runs:
     runs = open_runs()
     await RunQueue(runs).submit(GATE, run_id="r", options={"auto_approve": True})
     nobody = CallbackInterviewer(lambda question: Reply(value=AnswerValue.UNAVAILABLE))
-    one, said = worker(runs, configure=lambda taken: RunConfig(simulate=True, interviewer=nobody))
-    await one.run(until_empty=True)
-    (found,) = await RunQueue(runs).open()
-    assert said == [("r", "taken"), ("r", "put back")] and found.trouble == "h: nobody is there to answer"
+    runner, said = worker(runs, configure=lambda taken: RunConfig(simulate=True, interviewer=nobody))
+    await runner.run(until_empty=True)
+    (submission,) = await RunQueue(runs).open()
+    assert said == [("r", "taken"), ("r", "put back")] and submission.trouble == "h: nobody is there to answer"
     await runs.close()
 
 
@@ -166,12 +166,12 @@ async def test_a_gate_waits_on_while_the_store_is_away(open_runs: OpenSQL) -> No
     away: Any = Away(runs.database, looks=2)
     runs.database = away
     await desk.submit(GATE, run_id="r")
-    one, said = worker(runs)
-    await one.run(until_empty=True)
+    runner, said = worker(runs)
+    await runner.run(until_empty=True)
     assert said == [("r", "taken"), ("r", "waiting")] and not away.looks
     away.looks = 2
     await desk.answer("r", "go")
-    await one.run(until_empty=True)
+    await runner.run(until_empty=True)
     assert said[2:] == [("r", "taken"), ("r", "success")]
     await runs.close()
     await desk.runs.close()
@@ -182,9 +182,9 @@ async def test_a_gate_without_a_worker_times_out_by_the_clock_of_the_store(open_
     for name in ("200ms", "5s", "200s"):  # on a busy machine the first may be over before anybody looks
         text = GATE.replace("shape=hexagon", f'shape=hexagon human.timeout={name} human.default_choice="b"')
         await RunQueue(runs).submit(text, run_id=name)
-        one, said = worker(runs)
-        while (found := await RunQueue(runs).find(name)) is None or found.state != "ended":
-            await one.run(until_empty=True)
+        runner, said = worker(runs)
+        while (submission := await RunQueue(runs).find(name)) is None or submission.state != "ended":
+            await runner.run(until_empty=True)
         if said[1] == (name, "waiting"):
             break
     state = await runs.load(name)
@@ -205,8 +205,8 @@ async def test_a_working_branch_keeps_the_slot_of_a_waiting_one(open_runs: OpenS
         await ready.wait()
         return Outcome()
 
-    one, said = worker(runs, configure=lambda taken: RunConfig(handlers={"codergen": work}))
-    running = asyncio.create_task(one.run(until_empty=True))
+    runner, said = worker(runs, configure=lambda taken: RunConfig(handlers={"codergen": work}))
+    running = asyncio.create_task(runner.run(until_empty=True))
     while not await desk.questions("r"):
         await asyncio.sleep(0.01)
     for _ in range(20):
@@ -216,7 +216,7 @@ async def test_a_working_branch_keeps_the_slot_of_a_waiting_one(open_runs: OpenS
     await running
     assert said == [("r", "taken"), ("r", "waiting")]
     await desk.answer("r", "j")
-    await one.run(until_empty=True)
+    await runner.run(until_empty=True)
     assert said[2:] == [("r", "taken"), ("r", "success")]
     await runs.close()
     await desk.runs.close()
@@ -228,7 +228,7 @@ async def test_text_that_databases_reject_is_refused(open_runs: OpenSQL) -> None
     for work in (queue.cancel("r", "half \ud800"), queue.submit(GATE, run_id="half \ud800")):
         with pytest.raises(PipelineError, match="what was saved before is intact"):
             await work
-    assert [(one.run_id, one.cancelled) for one in await queue.open()] == [("r", None)]
+    assert [(submission.run_id, submission.cancelled) for submission in await queue.open()] == [("r", None)]
     await queue.runs.close()
 
 
@@ -256,15 +256,15 @@ async def test_a_branch_no_longer_needed_keeps_no_slot_and_asks_no_question(
             await asyncio.sleep(0.01)
         return Outcome()
 
-    one, said = worker(runs, configure=lambda taken: RunConfig(handlers={"codergen": work}))
+    runner, said = worker(runs, configure=lambda taken: RunConfig(handlers={"codergen": work}))
     try:
         async with asyncio.timeout(60):
-            await one.run(until_empty=True)
+            await runner.run(until_empty=True)
     finally:
         assert said == [("r", "taken"), ("r", "waiting")]
     assert [question.stage for question in await desk.questions("r")] == ["h"]
     await desk.answer("r", "done")
-    await one.run(until_empty=True)
+    await runner.run(until_empty=True)
     assert said[2:] == [("r", "taken"), ("r", "success")]
     await runs.close()
     await desk.runs.close()
@@ -280,9 +280,9 @@ async def test_a_run_can_be_cancelled_in_any_state(open_runs: OpenSQL) -> None:
             await asyncio.Event().wait()
         return Outcome()
 
-    one, said = worker(runs, configure=lambda taken: RunConfig(handlers={"codergen": work}), concurrency=2)
+    runner, said = worker(runs, configure=lambda taken: RunConfig(handlers={"codergen": work}), concurrency=2)
     await desk.cancel("queued", "not needed")
-    running = asyncio.create_task(one.run(until_empty=True))
+    running = asyncio.create_task(runner.run(until_empty=True))
     while ("works", "taken") not in said or ("waits", "waiting") not in said:
         await asyncio.sleep(0.01)
     for name in ("waits", "works"):
@@ -318,9 +318,9 @@ async def test_a_run_without_progress_is_given_up(open_runs: OpenSQL) -> None:
         takes += 1
         raise PipelineError("no such template") if takes < 3 else RuntimeError("no such key")
 
-    one, said = worker(runs, configure=configure, max_takes=3)
+    runner, said = worker(runs, configure=configure, max_takes=3)
     while await RunQueue(runs).open():
-        await one.run(until_empty=True)
+        await runner.run(until_empty=True)
         await runs.database.transact(_now("r"))
     state = await runs.load("r")
     assert state is not None and state.failure_reason.startswith(
@@ -343,29 +343,29 @@ async def test_a_run_with_damaged_state_is_set_aside_at_once(
 ) -> None:
     runs = open_runs()
     await _broken(runs, "{")
-    one, said = worker(runs)
+    runner, said = worker(runs)
     async with asyncio.timeout(60):
-        await one.run(until_empty=True)
+        await runner.run(until_empty=True)
     assert sorted(said) == [("broken", "fail"), ("whole", "success"), ("whole", "taken")]
     info = next(info for info in await runs.runs() if info.run_id == "broken")
     assert info.status == "fail" and "the checkpoint is damaged" in info.failure_reason
-    found = await RunQueue(runs).find("broken")
-    assert found is not None and (found.state, found.takes) == ("ended", 1) and not caplog.records
+    submission = await RunQueue(runs).find("broken")
+    assert submission is not None and (submission.state, submission.takes) == ("ended", 1) and not caplog.records
     await runs.close()
 
 
 async def test_a_run_that_a_newer_version_has_saved_is_left_to_it_for_a_while(open_runs: OpenSQL) -> None:
     runs = open_runs()
     await _broken(runs, '{"metadata": {"schema_version": 99}}', head=True)
-    one, said = worker(runs, max_takes=2)
+    runner, said = worker(runs, max_takes=2)
     async with asyncio.timeout(60):
-        await one.run(until_empty=True)
-        found = await RunQueue(runs).find("broken")
-        assert found is not None and (found.state, found.takes) == ("queued", 1)
-        assert found.trouble is not None and "written by a newer version" in found.trouble
+        await runner.run(until_empty=True)
+        submission = await RunQueue(runs).find("broken")
+        assert submission is not None and (submission.state, submission.takes) == ("queued", 1)
+        assert submission.trouble is not None and "written by a newer version" in submission.trouble
         while await RunQueue(runs).open():
             await runs.database.transact(_now("broken"))
-            await one.run(until_empty=True)
+            await runner.run(until_empty=True)
     assert [change for run, change in said if run == "broken"] == ["put back", "put back", "fail"]
     info = next(info for info in await runs.runs() if info.run_id == "broken")
     assert info.status == "fail" and info.failure_reason.startswith("taken 2 times without completing a stage: ")
@@ -381,7 +381,7 @@ async def test_a_run_with_unreadable_state_can_be_cancelled(open_runs: OpenSQL) 
     assert await queue.end_cancelled("broken")
     info = next(info for info in await runs.runs() if info.run_id == "broken")
     assert info.status == "fail" and info.failure_reason.startswith("not needed: ")
-    assert [one.run_id for one in await queue.open()] == ["whole"]
+    assert [submission.run_id for submission in await queue.open()] == ["whole"]
     await runs.close()
 
 
@@ -391,12 +391,12 @@ async def test_a_worker_does_not_spin_on_a_run_that_it_cannot_even_take(
     runs = open_runs()
     await RunQueue(runs).submit(GATE, run_id="r")
     await runs.database.transact(Statement("ALTER TABLE cells RENAME TO away"))
-    one, said = worker(runs, poll=30.0)
-    running = asyncio.create_task(one.run())
+    runner, said = worker(runs, poll=30.0)
+    running = asyncio.create_task(runner.run())
     while not caplog.records:
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.3)
-    one.stop()
+    runner.stop()
     await running
     assert len(caplog.records) == 1 and said == []
     await runs.close()
@@ -410,14 +410,14 @@ def _now(run_id: str) -> Statement:
 async def test_a_stopped_worker_returns_its_runs_in_their_last_states(open_runs: OpenSQL) -> None:
     runs = open_runs()
     await RunQueue(runs).submit(LONG, run_id="r")
-    one, said = worker(runs, configure=lambda taken: RunConfig(handlers=scripted(), sleep=no_wait, on_event=stop))
+    runner, said = worker(runs, configure=lambda taken: RunConfig(handlers=scripted(), sleep=no_wait, on_event=stop))
 
     async def stop(event: Event) -> None:
         if event.kind == "stage_started" and event.node == "p":
-            one.stop()
+            runner.stop()
             await asyncio.Event().wait()  # until it is cancelled: the run must not get any further meanwhile
 
-    await one.run()
+    await runner.run()
     assert (await RunQueue(runs).questions(), said) == ([], [("r", "taken")])
     again, _ = worker(runs, configure=lambda taken: RunConfig(handlers=scripted(), sleep=no_wait), patience=60.0)
     running = asyncio.create_task(again.run(until_empty=True))

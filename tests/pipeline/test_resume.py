@@ -93,7 +93,7 @@ async def test_the_interrupted_attempt_is_repeated_with_its_key_and_later_ones_f
     await store.close()
     options["runs"] = again = open_store()
     result = await resume_pipeline("r", **options)
-    assert [one.removeprefix(key) for one in seen] == ["/1", "/2", "/2", "/3", "/4"]
+    assert [attempt.removeprefix(key) for attempt in seen] == ["/1", "/2", "/2", "/3", "/4"]
     assert result.outcomes["pay"].failure_reason == "max retries exceeded"
     state = await again.load("r")
     assert state is not None and state.attempts == {}

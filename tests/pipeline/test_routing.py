@@ -97,14 +97,14 @@ def fail() -> Outcome:
 
 async def test_a_failure_takes_a_plain_edge_only_where_graph_or_run_allow_it() -> None:
     text = "a; b; start->a->b->done"
-    for attrs, given, ends in (
+    for attrs, options, ends in (
         ("", {}, "a: broken"),
         ("", {"strict_failure_edges": False}, ""),
         ("strict_failure_edges=false;", {}, ""),
         ("strict_failure_edges=false;", {"strict_failure_edges": True}, "a: broken"),
         ("strict_failure_edges=true;", {}, "a: broken"),
     ):
-        result, script = await play(graph(text, attrs=attrs), {"a": [fail()]}, **given)
+        result, script = await play(graph(text, attrs=attrs), {"a": [fail()]}, **options)
         assert (result.failure_reason, script.seen) == (ends, ["a"] if ends else ["a", "b"])
 
 
@@ -156,11 +156,11 @@ async def test_a_stage_that_only_raises_is_given_up_after_growing_pauses(gate: s
         slept.append(seconds)
 
     text = graph(f"b; g [{gate}retry_target=b]; start->b->g->done")
-    given = {"sleep": sleep, "draw": lambda: 0.5, "retryable": lambda error: False}
-    result, script = await play(text, {"g": [RuntimeError("no key")]}, **given)
+    options = {"sleep": sleep, "draw": lambda: 0.5, "retryable": lambda error: False}
+    result, script = await play(text, {"g": [RuntimeError("no key")]}, **options)
     assert result.failure_reason == "g: 5 visits in a row ended in an error: RuntimeError: no key"
     assert script.seen == ["b", "g"] * 5 and slept == [0.2, 0.4, 0.8, 1.6]
-    assert (await play(text, {"g": [RuntimeError("busy")] * 3 + [Outcome()]}, **given))[0].ok
+    assert (await play(text, {"g": [RuntimeError("busy")] * 3 + [Outcome()]}, **options))[0].ok
 
 
 @pytest.mark.parametrize("lenient", [True, False])
@@ -172,10 +172,10 @@ async def test_a_gate_after_a_stage_that_only_raises_gives_it_up_too(lenient: bo
 
     way = "" if lenient else '[condition="outcome=fail"]'
     text = graph(f"h; b; g [goal_gate=true, retry_target=b]; start->h->b; b->g {way}; b->g; g->done")
-    given: dict[str, Any] = {"sleep": sleep, "draw": lambda: 0.5, "strict_failure_edges": False if lenient else None}
+    options: dict[str, Any] = {"sleep": sleep, "draw": lambda: 0.5, "strict_failure_edges": False if lenient else None}
     unmet = Outcome(status=StageStatus.FAIL, failure_reason="not met")
     broken = {"b": [ConnectionError("down")], "g": [unmet]}
-    result, script = await play(text, broken, **given)
+    result, script = await play(text, broken, **options)
     assert result.failure_reason == "b: 5 visits in a row ended in an error: ConnectionError: down"
     assert script.seen == ["h", *["b", "g"] * 5] and slept == [0.2, 0.4, 0.8, 1.6]
 
@@ -183,7 +183,7 @@ async def test_a_gate_after_a_stage_that_only_raises_gives_it_up_too(lenient: bo
     text = graph(
         'b; f; g [goal_gate=true, retry_target=b]; start->b; b->f [condition="outcome=fail"]; b->g; f->g; g->done'
     )
-    result, script = await play(text, {**broken, "g": [unmet] * 7 + [Outcome()]}, **given)
+    result, script = await play(text, {**broken, "g": [unmet] * 7 + [Outcome()]}, **options)
     assert result.ok and script.seen == ["b", "f", "g"] * 8 and not slept
 
 
@@ -218,15 +218,15 @@ async def test_a_loop_through_errors_waits_longer_and_is_given_up_too(loop: str)
         return fail()
 
     body, visits = LOOPS[loop]
-    given: dict[str, Any] = {"sleep": sleep, "draw": lambda: 0.5, "retryable": never}
+    options: dict[str, Any] = {"sleep": sleep, "draw": lambda: 0.5, "retryable": never}
     broken = {"a": [ConnectionError("down")]}
     script = Script(broken)
-    given["handlers"] = {"codergen": script, "other": other}
-    result = await run_pipeline(graph(body), **given)
+    options["handlers"] = {"codergen": script, "other": other}
+    result = await run_pipeline(graph(body), **options)
     assert result.failure_reason == "a: 5 visits in a row ended in an error: ConnectionError: down"
     assert script.seen == (visits * 5)[: -(len(visits) - 1) or None] and slept == [0.2, 0.4, 0.8, 1.6]
-    given["handlers"] = {"codergen": Script({"a": [ConnectionError("down")] * 4 + [Outcome()]}), "other": other}
-    assert (await run_pipeline(graph(body), **given)).ok
+    options["handlers"] = {"codergen": Script({"a": [ConnectionError("down")] * 4 + [Outcome()]}), "other": other}
+    assert (await run_pipeline(graph(body), **options)).ok
 
 
 async def test_an_edge_that_leads_forward_is_taken_after_any_number_of_errors() -> None:
@@ -248,11 +248,11 @@ async def test_a_person_may_decide_on_any_number_of_rounds() -> None:
         slept.append(seconds)
 
     broken = {"a": [ConnectionError("down")] * 8 + [Outcome()]}
-    given: dict[str, Any] = {"retryable": never, "sleep": sleep}
+    options: dict[str, Any] = {"retryable": never, "sleep": sleep}
     person = CallbackInterviewer(lambda question: "a")
-    result, script = await play(text, broken, interviewer=person, **given)
+    result, script = await play(text, broken, interviewer=person, **options)
     assert result.ok and script.seen == ["a"] * 9 and not slept
-    result, script = await play(text, broken, **given)  # nobody decides
+    result, script = await play(text, broken, **options)  # nobody decides
     assert script.seen == ["a"] * 5 and "5 visits in a row" in result.failure_reason
 
 
@@ -263,8 +263,8 @@ async def test_a_restart_after_an_error_waits_longer_each_time() -> None:
         slept.append(seconds)
 
     text = graph('a; b; start->a->b->done; a->a [condition="outcome=fail" loop_restart=true]')
-    given: dict[str, Any] = {"sleep": sleep, "draw": lambda: 0.5, "max_loop_restarts": 3}
-    result, script = await play(text, {"a": [ConnectionError("down")]}, **given)
+    options: dict[str, Any] = {"sleep": sleep, "draw": lambda: 0.5, "max_loop_restarts": 3}
+    result, script = await play(text, {"a": [ConnectionError("down")]}, **options)
     assert script.seen == ["a"] * 4 and slept == [0.2, 0.4, 0.8] and "max_loop_restarts" in result.failure_reason
 
 

@@ -40,12 +40,12 @@ def answering(seed: int) -> dict[str, Any]:
 
     def work(stage: Stage) -> Outcome:
         attempt = stage.context.get("internal.lineage.attempt")
-        place = f"{seed} {stage.node.name} {stage.visit} {attempt}"
-        number = sha256(place.encode()).digest()[0]
+        position = f"{seed} {stage.node.name} {stage.visit} {attempt}"
+        number = sha256(position.encode()).digest()[0]
         word = WORDS[number % len(WORDS)]
         label = "x" if word == "x" else ""
         status: Any = "success" if label else word
-        return Outcome(status=status, preferred_label=label, context_updates={f"seen.{stage.node.name}": place})
+        return Outcome(status=status, preferred_label=label, context_updates={f"seen.{stage.node.name}": position})
 
     return {"codergen": work}
 
@@ -98,11 +98,11 @@ class Watching(Stopping):
             del self.cells[name]
         self.cells.update({(section, name): body for section, name, body in new})
         fresh = {(section, name): body for section, name, body in state_changes(None, state)[1]}
-        for one in (self.cells, fresh):
-            one[("head", "")]["metadata"]["timestamp"] = one[("head", "")]["timestamp"] = ""
+        for cells in (self.cells, fresh):
+            cells[("head", "")]["metadata"]["timestamp"] = cells[("head", "")]["timestamp"] = ""
         assert self.cells == fresh
         assert assemble(
-            (section, name, body) for (section, name), body in sorted(fresh.items(), key=lambda one: one[0])
+            (section, name, body) for (section, name), body in sorted(fresh.items(), key=lambda item: item[0])
         )
         self.former = state
 

@@ -136,8 +136,8 @@ def ended(folder: Path) -> str:
 
     Quotes name the day of a turn, and midnight may come in between, so days are left out.
     """
-    found = [asyncio.run(kept(folder)), files(folder), compiled(folder), sent(folder)]
-    return re.sub(r"\d{4}-\d\d-\d\d", "some day", repr(found))
+    results = [asyncio.run(kept(folder)), files(folder), compiled(folder), sent(folder)]
+    return re.sub(r"\d{4}-\d\d-\d\d", "some day", repr(results))
 
 
 def answers(folder: Path, what: str) -> int:
@@ -163,10 +163,10 @@ def main(base: Path) -> None:
     assert forked(base / "whole", "run") == 0
     wanted = ended(base / "whole")
     lines = len((base / "whole" / "run.jsonl").read_text().splitlines())
-    deaths = [{"lines": at} for at in range(1, lines, 3)] + [{"answers": at} for at in range(1, STEPS + HELPED + 1)]
-    found = {str(death): tried(base / f"{at}", wanted, **death) for at, death in enumerate(deaths)}
+    deaths = [{"lines": n} for n in range(1, lines, 3)] + [{"answers": n} for n in range(1, STEPS + HELPED + 1)]
+    results = {str(death): tried(base / f"{index}", wanted, **death) for index, death in enumerate(deaths)}
     whole = [answers(base / "whole", what) for what in ("step", "compile")]
-    wrong = {death: said for death, said in found.items() if said}
+    wrong = {death: said for death, said in results.items() if said}
     print(json.dumps({"deaths": len(deaths), "answers": whole, "wrong": wrong}))
 
 

@@ -71,7 +71,7 @@ def test_the_first_line_of_content_ends_them() -> None:
 def test_the_last_of_two_directives_with_one_name_counts() -> None:
     said = read("@model a\n@context-helper x\n@MODEL: b\nDo it.")
     assert said.values == {"model": "b", "context-helper": "x"}
-    assert [str(one) for one in said.findings] == [
+    assert [str(finding) for finding in said.findings] == [
         "line 3: @model is given more than once, and the last one counts; keep one"
     ]
 
@@ -89,18 +89,18 @@ def test_unknown_directives_are_returned_unchanged() -> None:
     text = "@output  file: x (scope=run)\n@model a\n@Run-On: daily\n\nDo it.  \n"
     said = read(text)
     assert said.text == "@output  file: x (scope=run)\n@Run-On: daily\n\nDo it.  \n"
-    assert [(one.name, one.value, one.line) for one in said.found] == [
+    assert [(directive.name, directive.value, directive.line) for directive in said.found] == [
         *(("output", "file: x (scope=run)", 1), ("model", "a", 2), ("Run-On", "daily", 3)),
     ]
 
 
 def test_a_finding_has_file_line_and_the_nearest_known_name() -> None:
     said = read_directives("\n@context-helpr x", KNOWN, path="steps.md", line=40)
-    (one,) = said.findings
-    assert (one.kind, one.path, one.line, one.near) == ("unknown", "steps.md", 41, "context-helper")
-    assert str(one).startswith(
+    (finding,) = said.findings
+    assert (finding.kind, finding.path, finding.line, finding.near) == ("unknown", "steps.md", 41, "context-helper")
+    assert str(finding).startswith(
         "steps.md:41: @context-helpr is not known here"
-    ) and "did you mean @context-helper?" in str(one)
+    ) and "did you mean @context-helper?" in str(finding)
     (far,) = read("@zzz").findings
     assert far.near is None and "known are @model, @context-helper" in far.fix
 

@@ -276,7 +276,7 @@ async def test_concurrent_stages_compile_with_the_same_template(tmp_path: Path) 
     )
     playing = Playing(store=tmp_path / "context.db")
     result = await playing.run(text)
-    assert result.ok and [one["status"] for one in playing.told] == ["compiled"] * 4
+    assert result.ok and [report["status"] for report in playing.told] == ["compiled"] * 4
 
 
 async def test_a_fallback_view_is_not_put_before_a_step() -> None:
@@ -294,5 +294,5 @@ async def test_the_compile_before_a_step_is_recorded_only_for_a_known_owner(owne
     playing = Playing(compiler={"system": None, "owner": owner})
     assert (await playing.run(steps("@context-helper chat_compiler"))).ok and NOTES in playing.prompt
     every = await playing.store.scoped(None).views()
-    helped = [one for one in every if one.session_id.endswith("/context-helper")]
-    assert {one.owner for one in every} == {"ann"} and len(helped) == (owner == "ann")
+    helped = [record for record in every if record.session_id.endswith("/context-helper")]
+    assert {record.owner for record in every} == {"ann"} and len(helped) == (owner == "ann")

@@ -125,8 +125,11 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 
 def test_odd_input_is_reported_with_rule_step_and_line() -> None:
     text = "---\ngaol: x\ntags: [a]\n---\n## A\n@modle x\n@context-helper\nDo it.\n## B\n\n## C\n\n```\n## D\n"
-    found = {(one.rule, one.node_id, one.line, one.severity) for one in validate(parse_workflow(text))}
-    assert found == {
+    diagnostics = {
+        (diagnostic.rule, diagnostic.node_id, diagnostic.line, diagnostic.severity)
+        for diagnostic in validate(parse_workflow(text))
+    }
+    assert diagnostics == {
         ("front_matter_known", None, 2, Severity.WARNING),
         ("front_matter_known", None, 3, Severity.INFO),
         ("directive_known", "a", 6, Severity.WARNING),
@@ -188,7 +191,7 @@ def test_any_text_is_a_workflow_or_an_error_with_a_line(lines: list[str]) -> Non
         assert error.line is not None and 1 <= error.line <= max(1, len(lines))
         return
     assert parse_dot(to_dot(graph)) == graph
-    assert not [one for one in validate(graph) if one.severity is Severity.ERROR]
+    assert not [diagnostic for diagnostic in validate(graph) if diagnostic.severity is Severity.ERROR]
 
 
 @pytest.mark.parametrize("line", ["## A\nx", "## A", "```\n## A\n```\n## B", "---", "@model x\n## A", "## " + "é" * 50])
