@@ -12,19 +12,19 @@ IDS = (CHICKEN, SALT, OLD, GONE)
 
 def registry() -> SessionIdRegistry:
     """One active recipe, one generated, one retained from long ago, one forgotten, one demoted, one deleted."""
-    found = SessionIdRegistry()
-    found.set_turn(1)
-    found.register_read("recipes", OLD, "Grandmother's Stew")
-    found.retain("recipe_1", "the user calls it a favourite")
-    found.register_read("recipes", "forgotten", "Plain Toast")
-    found.set_turn(6)
-    found.register_read("recipes", CHICKEN, "Lemon Herb Chicken", data={"id": CHICKEN, "name": "Lemon Herb Chicken"})
-    found.register_generated("recipes", "Saffron Rice", {"name": "Saffron Rice", "serves": 4})
-    found.register_read("inventory", SALT, "Sea Salt")
-    found.demote("inventory_1")
-    found.register_deleted("recipes", GONE, "Burnt Pie")
-    found.set_turn(7)
-    return found
+    entities = SessionIdRegistry()
+    entities.set_turn(1)
+    entities.register_read("recipes", OLD, "Grandmother's Stew")
+    entities.retain("recipe_1", "the user calls it a favourite")
+    entities.register_read("recipes", "forgotten", "Plain Toast")
+    entities.set_turn(6)
+    entities.register_read("recipes", CHICKEN, "Lemon Herb Chicken", data={"id": CHICKEN, "name": "Lemon Herb Chicken"})
+    entities.register_generated("recipes", "Saffron Rice", {"name": "Saffron Rice", "serves": 4})
+    entities.register_read("inventory", SALT, "Sea Salt")
+    entities.demote("inventory_1")
+    entities.register_deleted("recipes", GONE, "Burnt Pie")
+    entities.set_turn(7)
+    return entities
 
 
 def conversation() -> dict[str, Any]:

@@ -46,11 +46,13 @@ EVIL = [
 
 
 def state_with(text: str) -> dict[str, Any]:
-    known = SessionIdRegistry()
-    known.set_turn(1)
-    known.register_read("recipes", UUID, text, data={"id": UUID, "name": text, "owner_id": UUID, "tag_ids": [UUID, 5]})
-    known.register_generated("recipes", text, {"name": text, "deep": [{"uuid": UUID, text: text}]})
-    known.retain("recipe_1", text)
+    registry = SessionIdRegistry()
+    registry.set_turn(1)
+    registry.register_read(
+        "recipes", UUID, text, data={"id": UUID, "name": text, "owner_id": UUID, "tag_ids": [UUID, 5]}
+    )
+    registry.register_generated("recipes", text, {"name": text, "deep": [{"uuid": UUID, text: text}]})
+    registry.retain("recipe_1", text)
     step = {
         "type": "read",
         "subdomain": text,
@@ -65,7 +67,7 @@ def state_with(text: str) -> dict[str, Any]:
         "blocked_reason": text,
     }
     return {
-        "id_registry": known,
+        "id_registry": registry,
         "current_turn": 1,
         "steps": [step],
         "think_output": {"goal": text, "user_expressed": text},
@@ -107,10 +109,10 @@ def test_ids_never_show_in_an_entity_context_made_by_hand(mode: str) -> None:
 
 
 def test_a_reference_to_another_entity_in_data_becomes_its_ref() -> None:
-    known = SessionIdRegistry()
-    known.register_read("recipes", 7, "Soup")
-    known.register_read("steps", 8, "Boil", data={"id": 8, "recipe_id": 7, "pan_id": 3, "recipe_ids": [7, 9]})
-    assert known.data_of("step_1") == {
+    registry = SessionIdRegistry()
+    registry.register_read("recipes", 7, "Soup")
+    registry.register_read("steps", 8, "Boil", data={"id": 8, "recipe_id": 7, "pan_id": 3, "recipe_ids": [7, 9]})
+    assert registry.data_of("step_1") == {
         "ref": "step_1",
         "recipe_id": "recipe_1",
         "pan_id": "[id]",
@@ -119,12 +121,12 @@ def test_a_reference_to_another_entity_in_data_becomes_its_ref() -> None:
 
 
 def test_a_reference_to_another_entity_is_shown_as_its_ref() -> None:
-    known = SessionIdRegistry()
-    known.set_turn(1)
-    known.register_read("recipes", 7, "Soup")
+    registry = SessionIdRegistry()
+    registry.set_turn(1)
+    registry.register_read("recipes", 7, "Soup")
     content = {"recipe_id": 7, "recipe_ids": [7, 9], "base_id": "recipe_1", "base_recipe_id": "recipe_1", "pan_id": 3}
-    known.register_read("steps", 8, "Boil", data=content)
-    state: dict[str, Any] = {"id_registry": known, "current_turn": 1}
+    registry.register_read("steps", 8, "Boil", data=content)
+    state: dict[str, Any] = {"id_registry": registry, "current_turn": 1}
     shown = layer_texts("act", state)["entity"]
     assert '"recipe_id": "recipe_1", "recipe_ids": ["recipe_1", "[id]"]' in shown
     assert '"base_id": "recipe_1", "base_recipe_id": "recipe_1", "pan_id": "[id]"' in shown
@@ -183,11 +185,11 @@ def test_missing_keys_are_empty(stored: Any) -> None:
 
 @pytest.mark.parametrize("label", [1984, None, "", True, "\ud800", ["a", "b"], "\x00", "ok\nno"])
 async def test_a_label_of_any_kind_outlives_the_turn(label: Any) -> None:
-    known = SessionIdRegistry()
-    known.set_turn(1)
-    known.register_generated("recipes", label, {"minutes": 5})
-    assert known.register_created("recipes", 1, label, gen_ref="gen_recipe_1") == "gen_recipe_1"
-    stored = await summarise_turn({"id_registry": known, "current_turn": 1, "user_message": "hello"})
+    registry = SessionIdRegistry()
+    registry.set_turn(1)
+    registry.register_generated("recipes", label, {"minutes": 5})
+    assert registry.register_created("recipes", 1, label, gen_ref="gen_recipe_1") == "gen_recipe_1"
+    stored = await summarise_turn({"id_registry": registry, "current_turn": 1, "user_message": "hello"})
     again = SessionIdRegistry.from_dict(from_json(to_json(stored))["id_registry"])
     assert again["gen_recipe_1"].status == "created" and again["gen_recipe_1"].label
     for node in NODES:

@@ -40,12 +40,12 @@ async def told(layers: Layers, role: str, history: list[ModelMessage] | None = N
 
 
 def _texts(messages: list[ModelMessage]) -> list[str]:
-    found: list[str] = []
+    texts: list[str] = []
     for message in messages:
         for part in message.parts:
             content: Any = getattr(part, "content", "")
-            found += [content] if isinstance(content, str) else [getattr(one, "content", one) for one in content]
-    return found
+            texts += [content] if isinstance(content, str) else [getattr(item, "content", item) for item in content]
+    return texts
 
 
 @pytest.mark.parametrize(

@@ -203,12 +203,12 @@ def test_the_builders_have_the_names_and_keys_of_their_nodes() -> None:
 
 
 def test_building_changes_nothing() -> None:
-    given = state()
+    current = state()
     before = registry().to_dict()
     for node in NODES:
-        build_context(node, given)
-    assert given["id_registry"].to_dict() == before
-    assert {**given, "id_registry": None} == {**state(), "id_registry": None}
+        build_context(node, current)
+    assert current["id_registry"].to_dict() == before
+    assert {**current, "id_registry": None} == {**state(), "id_registry": None}
 
 
 @pytest.mark.parametrize("node", NODES)
@@ -217,9 +217,9 @@ def test_a_stored_registry_builds_the_same_contexts_as_a_live_one(node: str) -> 
 
 
 @pytest.mark.parametrize("node", NODES)
-@pytest.mark.parametrize("given", [{}, {"id_registry": None, "conversation": None, "current_turn": 0}])
-def test_the_first_turn_has_empty_layers(node: str, given: dict[str, Any]) -> None:
-    texts = layer_texts(node, given)
+@pytest.mark.parametrize("empty", [{}, {"id_registry": None, "conversation": None, "current_turn": 0}])
+def test_the_first_turn_has_empty_layers(node: str, empty: dict[str, Any]) -> None:
+    texts = layer_texts(node, empty)
     assert texts["entity"] == "No entities in context."
     assert texts["conversation"] == "New conversation."
     assert texts["reasoning"] == "No prior reasoning context."

@@ -84,9 +84,9 @@ def test_bytes_that_are_not_text_survive_json() -> None:
 
 def test_two_curation_calls_of_one_turn_are_merged() -> None:
     turn = Layers(None).turn("s", "hello")
-    known = SessionIdRegistry()
-    turn.state["id_registry"] = known
-    kept, gone, both = (known.register_read("recipes", number, f"number {number}") for number in range(3))
+    registry = SessionIdRegistry()
+    turn.state["id_registry"] = registry
+    kept, gone, both = (registry.register_read("recipes", number, f"number {number}") for number in range(3))
     turn.curate(retained={kept: "favourite", both: "perhaps"})
     turn.curate(demoted=[gone, both])
     said = turn.state["understand_output"]["entity_curation"]  # pyright: ignore[reportTypedDictNotRequiredAccess]
@@ -99,7 +99,7 @@ async def test_two_calls_leave_two_decisions_in_the_log(layers: Layers) -> None:
         turn.curate(retained={kept: "favourite"})
         turn.curate(demoted=[gone])
     log = get_own_decision_history({**await stored(layers)})
-    assert [(one["action"], one["ref"]) for one in log] == [("retain", kept), ("demote", gone)]
+    assert [(decision["action"], decision["ref"]) for decision in log] == [("retain", kept), ("demote", gone)]
 
 
 def test_an_entity_that_is_saved_twice_keeps_its_ref() -> None:
@@ -109,9 +109,9 @@ def test_an_entity_that_is_saved_twice_keeps_its_ref() -> None:
 
 
 def test_refs_are_unique_whatever_the_types_are_called() -> None:
-    known = SessionIdRegistry()
-    made, read = known.register_generated("recipes", "Soup", {}), known.register_read("gen_recipes", 1, "Stew")
-    again = SessionIdRegistry.from_dict(known.to_dict())
+    registry = SessionIdRegistry()
+    made, read = registry.register_generated("recipes", "Soup", {}), registry.register_read("gen_recipes", 1, "Stew")
+    again = SessionIdRegistry.from_dict(registry.to_dict())
     assert (
         len({made, read, again.register_generated("recipes", "Pie", {}), again.register_read("gen_recipe", 2, "")}) == 4
     )

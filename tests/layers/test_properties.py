@@ -30,33 +30,33 @@ acts = st.one_of(
 
 
 def played(moves: list[tuple[Any, ...]]) -> SessionIdRegistry:
-    known = SessionIdRegistry()
+    registry = SessionIdRegistry()
     for name, *args in moves:
         if name == "next turn":
-            known.set_turn(known.current_turn + 1)
+            registry.set_turn(registry.current_turn + 1)
         else:
-            getattr(known, name)(*args)
-    return known
+            getattr(registry, name)(*args)
+    return registry
 
 
 @given(st.lists(acts, max_size=30))
 def test_an_entity_is_in_one_tier_at_most_and_survives_json(moves: list[tuple[Any, ...]]) -> None:
-    known = played(moves)
-    found = get_entity_context(known)
-    tiers = [one.ref for tier in (found.active, found.generated, found.retained) for one in tier]
-    assert len(tiers) == len(set(tiers)) and all(ref in known for ref in tiers)
-    assert not any(known.is_demoted(one.ref) for one in (*found.active, *found.retained))
-    again = SessionIdRegistry.from_dict(json.loads(json.dumps(known.to_dict())))
-    assert again.to_dict() == known.to_dict() and get_entity_context(again) == found
+    registry = played(moves)
+    context = get_entity_context(registry)
+    tiers = [entity.ref for tier in (context.active, context.generated, context.retained) for entity in tier]
+    assert len(tiers) == len(set(tiers)) and all(ref in registry for ref in tiers)
+    assert not any(registry.is_demoted(entity.ref) for entity in (*context.active, *context.retained))
+    again = SessionIdRegistry.from_dict(json.loads(json.dumps(registry.to_dict())))
+    assert again.to_dict() == registry.to_dict() and get_entity_context(again) == context
 
 
 @given(st.lists(acts, max_size=12), texts, texts, st.sampled_from(sorted(NEEDS)), st.integers(0, 600))
 def test_the_layers_fit_their_room_and_show_no_id(
     moves: list[tuple[Any, ...]], said: str, noted: str, role: str, room: int
 ) -> None:
-    known = played(moves)
+    registry = played(moves)
     state = {
-        "id_registry": known,
+        "id_registry": registry,
         "user_message": said,
         "steps": [{"description": noted, "result": [{"id": move[2]} for move in moves if len(move) == 4]}],
         "conversation": {"recent_turns": [{"user": said, "assistant_summary": noted}], "history_summary": noted},
@@ -64,15 +64,15 @@ def test_the_layers_fit_their_room_and_show_no_id(
     told = layer_block(role, state, node_template(role, LIBRARY), room=room, counter=COUNTER)
     assert told.tokens <= room and bool(told.text) == bool(told.tokens)
     shown = "\n".join(layer_texts(role, state).values())
-    assert not [one for one in _ids(moves) if one in shown]
+    assert not [uuid for uuid in _ids(moves) if uuid in shown]
 
 
 def _ids(moves: list[tuple[Any, ...]]) -> list[str]:
-    found: list[str] = []
+    uuids: list[str] = []
     for move in moves:
-        for one in move[1:]:
+        for argument in move[1:]:
             try:
-                found.append(str(UUID(one)))
+                uuids.append(str(UUID(argument)))
             except ValueError:
                 continue
-    return found
+    return uuids

@@ -19,13 +19,13 @@ def tiers(known: SessionIdRegistry, turn: int | None = None) -> dict[str, list[s
 
 
 def test_an_entity_keeps_its_ref_across_turns() -> None:
-    known, id = SessionIdRegistry(), uuid4()
-    known.set_turn(1)
-    ref = known.register_read("recipes", id, "Soup")
-    known.set_turn(9)
-    assert known.register_updated("recipes", str(id)) == ref == "recipe_1"
-    assert known["recipe_1"].label == "Soup"
-    assert (known["recipe_1"].turn_created, known["recipe_1"].turn_last_ref) == (1, 9)
+    entities, id = SessionIdRegistry(), uuid4()
+    entities.set_turn(1)
+    ref = entities.register_read("recipes", id, "Soup")
+    entities.set_turn(9)
+    assert entities.register_updated("recipes", str(id)) == ref == "recipe_1"
+    assert entities["recipe_1"].label == "Soup"
+    assert (entities["recipe_1"].turn_created, entities["recipe_1"].turn_last_ref) == (1, 9)
 
 
 def test_the_same_number_in_two_tables_is_two_entities() -> None:
@@ -43,30 +43,30 @@ def test_a_ref_is_the_singular_of_its_type_and_a_number(type: str, ref: str) -> 
 
 
 def test_saving_what_was_generated_keeps_its_ref() -> None:
-    known = SessionIdRegistry()
-    known.set_turn(1)
-    ref = known.register_generated("recipes", "Saffron Rice", {"name": "Saffron Rice"})
-    assert (ref, tiers(known)["generated"]) == ("gen_recipe_1", ["gen_recipe_1"])
-    assert known.register_created("recipes", 5, " saffron rice ") == ref
-    assert known[ref].status == "created" and known.resolve(ref) == "5"
-    assert tiers(known) == {"active": [ref], "generated": [], "retained": []}
+    entities = SessionIdRegistry()
+    entities.set_turn(1)
+    ref = entities.register_generated("recipes", "Saffron Rice", {"name": "Saffron Rice"})
+    assert (ref, tiers(entities)["generated"]) == ("gen_recipe_1", ["gen_recipe_1"])
+    assert entities.register_created("recipes", 5, " saffron rice ") == ref
+    assert entities[ref].status == "created" and entities.resolve(ref) == "5"
+    assert tiers(entities) == {"active": [ref], "generated": [], "retained": []}
 
 
 def test_a_named_generated_entity_can_be_saved_under_another_label() -> None:
-    known = SessionIdRegistry()
-    ref = known.register_generated("recipes", "Rice", {})
-    assert known.register_created("recipes", 5, "Golden Rice", gen_ref=ref) == ref
+    entities = SessionIdRegistry()
+    ref = entities.register_generated("recipes", "Rice", {})
+    assert entities.register_created("recipes", 5, "Golden Rice", gen_ref=ref) == ref
     with pytest.raises(LayersError, match="not an unsaved entity"):
-        known.register_created("recipes", 6, "Other", gen_ref=ref)
+        entities.register_created("recipes", 6, "Other", gen_ref=ref)
 
 
 def test_counters_never_go_back() -> None:
-    known = SessionIdRegistry()
-    known.register_read("recipes", 1, "a")
-    known.drop("recipe_1")
-    assert known.register_read("recipes", 1, "a") == "recipe_2"
-    known.clear()
-    assert SessionIdRegistry.from_dict(known.to_dict()).register_read("recipes", 9, "b") == "recipe_3"
+    entities = SessionIdRegistry()
+    entities.register_read("recipes", 1, "a")
+    entities.drop("recipe_1")
+    assert entities.register_read("recipes", 1, "a") == "recipe_2"
+    entities.clear()
+    assert SessionIdRegistry.from_dict(entities.to_dict()).register_read("recipes", 9, "b") == "recipe_3"
 
 
 @pytest.mark.parametrize(("age", "active"), [(0, True), (1, True), (2, True), (3, False)])
@@ -85,42 +85,42 @@ def test_the_window_of_active_turns_is_configurable() -> None:
 
 
 def test_turn_zero_is_accepted_as_a_number() -> None:
-    known = SessionIdRegistry()
-    known.set_turn(9)
-    known.register_read("recipes", 1, "a")
-    known.set_turn(20)
-    assert tiers(known, 0)["active"] == ["recipe_1"] and tiers(known)["active"] == []
+    entities = SessionIdRegistry()
+    entities.set_turn(9)
+    entities.register_read("recipes", 1, "a")
+    entities.set_turn(20)
+    assert tiers(entities, 0)["active"] == ["recipe_1"] and tiers(entities)["active"] == []
 
 
 def test_a_retained_entity_is_in_one_tier_only() -> None:
-    known = SessionIdRegistry()
-    known.set_turn(1)
-    known.register_read("recipes", 1, "a")
-    assert known.retain("recipe_1", "favourite")
-    assert tiers(known, 3) == {"active": ["recipe_1"], "generated": [], "retained": []}
-    assert get_entity_context(known, 3).active[0].retention_reason == "favourite"
-    assert tiers(known, 4) == {"active": [], "generated": [], "retained": ["recipe_1"]}
+    entities = SessionIdRegistry()
+    entities.set_turn(1)
+    entities.register_read("recipes", 1, "a")
+    assert entities.retain("recipe_1", "favourite")
+    assert tiers(entities, 3) == {"active": ["recipe_1"], "generated": [], "retained": []}
+    assert get_entity_context(entities, 3).active[0].retention_reason == "favourite"
+    assert tiers(entities, 4) == {"active": [], "generated": [], "retained": ["recipe_1"]}
 
 
 def test_a_generated_entity_stays_until_it_is_dropped() -> None:
-    known = SessionIdRegistry()
-    known.set_turn(1)
-    known.register_generated("recipes", "a", {})
-    assert tiers(known, 1_000)["generated"] == ["gen_recipe_1"]
-    known.drop("gen_recipe_1")
-    assert tiers(known, 1_000)["generated"] == []
+    entities = SessionIdRegistry()
+    entities.set_turn(1)
+    entities.register_generated("recipes", "a", {})
+    assert tiers(entities, 1_000)["generated"] == ["gen_recipe_1"]
+    entities.drop("gen_recipe_1")
+    assert tiers(entities, 1_000)["generated"] == []
 
 
 def test_a_demoted_entity_disappears_at_once_and_returns_when_mentioned() -> None:
-    known = SessionIdRegistry()
-    known.set_turn(2)
-    known.register_read("recipes", 1, "a")
-    known.retain("recipe_1", "favourite")
-    assert known.demote("recipe_1")
-    assert tiers(known) == tiers(known, 9) == {"active": [], "generated": [], "retained": []}
-    assert known.resolve("recipe_1") == "1", "it can still be resolved"
-    known.set_turn(9)
-    assert known.touch("recipe_1") and tiers(known)["active"] == ["recipe_1"]
+    entities = SessionIdRegistry()
+    entities.set_turn(2)
+    entities.register_read("recipes", 1, "a")
+    entities.retain("recipe_1", "favourite")
+    assert entities.demote("recipe_1")
+    assert tiers(entities) == tiers(entities, 9) == {"active": [], "generated": [], "retained": []}
+    assert entities.resolve("recipe_1") == "1", "it can still be resolved"
+    entities.set_turn(9)
+    assert entities.touch("recipe_1") and tiers(entities)["active"] == ["recipe_1"]
 
 
 def test_retaining_needs_a_reason() -> None:
@@ -130,21 +130,23 @@ def test_retaining_needs_a_reason() -> None:
 
 
 def test_unknown_refs_are_ignored_and_reported() -> None:
-    known = registry()
-    before = known.to_dict()
-    done = curate(known, retained=["recipe_99", "recipe_3"], demoted=["pan_1"], reasons={"recipe_99": "x"})
+    entities = registry()
+    before = entities.to_dict()
+    done = curate(entities, retained=["recipe_99", "recipe_3"], demoted=["pan_1"], reasons={"recipe_99": "x"})
     assert done.ignored == {"recipe_99": "no such entity", "pan_1": "no such entity", "recipe_3": "no reason was given"}
-    assert done.summary.retained == done.summary.demoted == [] and known.to_dict() == before
-    assert not any((known.touch("pan_1"), known.demote("pan_1"), known.drop("pan_1"), known.retain("pan_1", "x")))
+    assert done.summary.retained == done.summary.demoted == [] and entities.to_dict() == before
+    assert not any(
+        (entities.touch("pan_1"), entities.demote("pan_1"), entities.drop("pan_1"), entities.retain("pan_1", "x"))
+    )
 
 
 def test_curation_is_applied_and_reports_the_changes() -> None:
-    known = registry()
+    entities = registry()
     done = curate(
-        known, retained=["recipe_3", "recipe_1"], demoted=["recipe_1"], reasons={"recipe_3": "b", "recipe_1": "old"}
+        entities, retained=["recipe_3", "recipe_1"], demoted=["recipe_1"], reasons={"recipe_3": "b", "recipe_1": "old"}
     )
     assert (done.summary.retained, done.summary.demoted) == (["recipe_3"], ["recipe_1"])
-    assert known["recipe_3"].retention_reason == "b" and known.is_demoted("recipe_1")
+    assert entities["recipe_3"].retention_reason == "b" and entities.is_demoted("recipe_1")
 
 
 def test_a_registry_survives_json() -> None:
@@ -192,67 +194,67 @@ def test_an_invalid_turn_is_refused(turn: object) -> None:
 
 def test_tiers_do_not_depend_on_the_history_of_the_registry() -> None:
     """Only entities that may be shown are looked at, and they are found again after a change as after a restart."""
-    dice, known, refs = Random(7), SessionIdRegistry(), list[str]()
+    dice, entities, refs = Random(7), SessionIdRegistry(), list[str]()
     for turn in range(1, 60):
-        known.set_turn(turn)
-        tiers(known)
+        entities.set_turn(turn)
+        tiers(entities)
         for _ in range(dice.randint(0, 4)):
             step, number = dice.choice("rgcdtkmx"), dice.randint(1, 30)
             if step == "g":
-                refs.append(known.register_generated("recipes", f"Soup {number % 5}", {"minutes": number}))
+                refs.append(entities.register_generated("recipes", f"Soup {number % 5}", {"minutes": number}))
             elif step == "c":
-                refs.append(known.register_created("recipes", number, f"Soup {number % 5}"))
+                refs.append(entities.register_created("recipes", number, f"Soup {number % 5}"))
             elif step in "rd" or not refs:
-                register = known.register_deleted if step == "d" else known.register_read
+                register = entities.register_deleted if step == "d" else entities.register_read
                 refs.append(register("recipes", number, f"Soup {number}"))
             elif step == "k":
-                known.retain(dice.choice(refs), "they asked for it")
+                entities.retain(dice.choice(refs), "they asked for it")
             elif number < 10 or step != "x":
-                {"t": known.touch, "m": known.demote, "x": known.drop}[step](dice.choice(refs))
-        again = SessionIdRegistry.from_dict(json.loads(json.dumps(known.to_dict())))
-        assert tiers(known) == tiers(again) == tiers(known.copy())
-        assert known.copy().to_dict() == known.to_dict()
-        assert json.loads(known.to_json()) == again.to_dict() == json.loads(known.copy().to_json())
-        assert all(again.ref_of("recipes", id) == known.ref_of("recipes", id) for id in range(1, 31))
+                {"t": entities.touch, "m": entities.demote, "x": entities.drop}[step](dice.choice(refs))
+        again = SessionIdRegistry.from_dict(json.loads(json.dumps(entities.to_dict())))
+        assert tiers(entities) == tiers(again) == tiers(entities.copy())
+        assert entities.copy().to_dict() == entities.to_dict()
+        assert json.loads(entities.to_json()) == again.to_dict() == json.loads(entities.copy().to_json())
+        assert all(again.ref_of("recipes", id) == entities.ref_of("recipes", id) for id in range(1, 31))
 
 
 def test_old_entities_are_not_looked_at() -> None:
-    known = SessionIdRegistry()
+    entities = SessionIdRegistry()
     for number in range(500):
-        known.set_turn(number)
-        known.register_read("recipes", number, f"Soup {number}")
-    known.retain("recipe_3", "the user comes back to it")
-    assert [row["ref"] for row in known.rows_near(498)] == ["recipe_3", "recipe_499", "recipe_500"]
+        entities.set_turn(number)
+        entities.register_read("recipes", number, f"Soup {number}")
+    entities.retain("recipe_3", "the user comes back to it")
+    assert [row["ref"] for row in entities.rows_near(498)] == ["recipe_3", "recipe_499", "recipe_500"]
 
 
 def test_a_change_in_a_copy_does_not_change_the_original() -> None:
-    known = SessionIdRegistry()
-    known.set_turn(1)
-    known.register_read("recipes", 1, "Soup")
-    known.register_read("recipes", 2, "Stew")
-    before = tiers(known), known.to_json()
-    copy = known.copy()
+    entities = SessionIdRegistry()
+    entities.set_turn(1)
+    entities.register_read("recipes", 1, "Soup")
+    entities.register_read("recipes", 2, "Stew")
+    before = tiers(entities), entities.to_json()
+    copy = entities.copy()
     copy.set_turn(2)
     copy.register_read("recipes", 3, "Broth")
     copy.touch("recipe_1")
     copy.drop("recipe_2")
     assert tiers(copy)["active"] == ["recipe_1", "recipe_3"]
-    assert (tiers(known), known.to_json()) == before
-    known.demote("recipe_1")
-    assert tiers(known)["active"] == ["recipe_2"] and tiers(copy)["active"] == ["recipe_1", "recipe_3"]
+    assert (tiers(entities), entities.to_json()) == before
+    entities.demote("recipe_1")
+    assert tiers(entities)["active"] == ["recipe_2"] and tiers(copy)["active"] == ["recipe_1", "recipe_3"]
 
 
 def test_content_is_rendered_again_when_an_id_in_it_becomes_known() -> None:
     other = uuid4()
-    known = SessionIdRegistry()
-    known.set_turn(1)
-    known.register_read("recipes", 1, "Soup", data={"text": f"goes with {other}"})
-    state = {"id_registry": known, "current_turn": 1}
+    entities = SessionIdRegistry()
+    entities.set_turn(1)
+    entities.register_read("recipes", 1, "Soup", data={"text": f"goes with {other}"})
+    state = {"id_registry": entities, "current_turn": 1}
     assert "goes with [id]" in layer_texts("act", state)["entity"]
-    ref = known.register_read("wines", other, "Riesling")
+    ref = entities.register_read("wines", other, "Riesling")
     assert f"goes with {ref}" in layer_texts("act", state)["entity"]
-    known.register_updated("recipes", 1, data={"text": "goes with beer"})
+    entities.register_updated("recipes", 1, data={"text": "goes with beer"})
     assert "goes with beer" in layer_texts("act", state)["entity"]
-    known.drop(ref)
+    entities.drop(ref)
     shown = layer_texts("act", state)["entity"]
     assert "goes with beer" in shown and "Riesling" not in shown

@@ -34,7 +34,7 @@ async def test_turns_are_counted_from_one_and_remembered(store: Store) -> None:
     stored = await Layers(store).conversation("s")
     assert [turn["user"] for turn in stored["recent_turns"]] == ["a", "b", "c"]
     async with Layers(store).turn("s") as turn:
-        assert [one.ref for one in turn.context("think")["entity"].active] == ["recipe_2", "recipe_3"]
+        assert [entity.ref for entity in turn.context("think")["entity"].active] == ["recipe_2", "recipe_3"]
 
 
 async def test_sessions_are_separate(store: Store) -> None:
@@ -58,7 +58,9 @@ async def test_concurrent_turns_of_a_session_wait_for_each_other(store: Store) -
             return turn.number
 
     together = Layers(store)
-    numbers = await asyncio.gather(*(slow(layers, str(at)) for at, layers in enumerate([together, Layers(store)] * 6)))
+    numbers = await asyncio.gather(
+        *(slow(layers, str(number)) for number, layers in enumerate([together, Layers(store)] * 6))
+    )
     assert sorted(numbers) == list(range(1, 13))
     stored = await together.conversation("s")
     assert len(stored["id_registry"]["entities"]) == 12, "no turn wrote over another"
@@ -136,7 +138,7 @@ async def test_changes_of_a_turn_that_is_not_stored_are_discarded(store: Store) 
             turn.registry.drop("recipe_1")
             raise asyncio.CancelledError
     async with layers.turn("s", "next") as turn:
-        assert [one.ref for one in turn.registry] == ["recipe_1"]
+        assert [entity.ref for entity in turn.registry] == ["recipe_1"]
 
 
 async def test_two_processes_can_take_turns(store: Store) -> None:

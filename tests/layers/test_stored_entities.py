@@ -59,21 +59,21 @@ async def test_processes_that_take_turns_share_the_entities_of_a_session(store: 
                     getattr(registry, move)(*arguments)
             assert turn.registry.to_dict() == alone.to_dict()
         alone = stored_registry(alone, number)
-    found = (await Layers(store).conversation("s"))["id_registry"]
-    assert found == alone.to_dict()
+    stored = (await Layers(store).conversation("s"))["id_registry"]
+    assert stored == alone.to_dict()
 
 
 def moves(draw: Random) -> list[tuple[str, Any]]:
     """Something that happens to entities in one turn."""
-    found: list[tuple[Any, ...]] = [
+    changes: list[tuple[Any, ...]] = [
         ("register_read", "recipes", str(draw.randrange(400)), f"Recipe {draw.random()}") for _ in range(60)
     ]
     for _ in range(12):
         ref = f"recipe_{draw.randrange(1, 200)}"
-        found.append(draw.choice([("touch", ref), ("demote", ref), ("drop", ref), ("retain", ref, "a reason")]))
-    found.append(("register_generated", "recipes", f"Generated {draw.randrange(9)}", {"minutes": draw.random()}))
-    found.append(("register_created", "recipes", str(draw.randrange(400)), f"Generated {draw.randrange(9)}"))
-    return cast("list[tuple[str, Any]]", found)
+        changes.append(draw.choice([("touch", ref), ("demote", ref), ("drop", ref), ("retain", ref, "a reason")]))
+    changes.append(("register_generated", "recipes", f"Generated {draw.randrange(9)}", {"minutes": draw.random()}))
+    changes.append(("register_created", "recipes", str(draw.randrange(400)), f"Generated {draw.randrange(9)}"))
+    return cast("list[tuple[str, Any]]", changes)
 
 
 async def test_a_session_deleted_and_created_again_has_only_the_new_entities(store: SQLStore) -> None:
@@ -120,7 +120,7 @@ async def test_a_store_of_their_own_keeps_everything_in_the_state() -> None:
     store = WholeStore()
     layers = Layers(cast(Store, store))
     await fill(layers)
-    for place in (layers, Layers(cast(Store, store))):
-        async with place.turn("s") as turn:
+    for process in (layers, Layers(cast(Store, store))):
+        async with process.turn("s") as turn:
             assert len(turn.registry) == 5 and turn.registry.resolve("recipe_4") == "3"
     assert store.state is not None and len(json.loads(store.state[0])["id_registry"]["entities"]) == 5

@@ -37,14 +37,14 @@ async def session(turns: int, **more: Any) -> ConversationContext:
     """So many turns, one after the other."""
     stored = conversation_of(None)
     for turn in range(1, turns + 1):
-        given = {
+        turn_state = {
             "current_turn": turn,
             "conversation": stored,
             "user_message": f"question {turn}",
             "final_response": f"answer {turn}",
         }
         stored = await summarise_turn(
-            {**given, "think_output": {"decision": "plan_direct", "goal": f"goal {turn}"}, **more}
+            {**turn_state, "think_output": {"decision": "plan_direct", "goal": f"goal {turn}"}, **more}
         )
     return stored
 
@@ -178,15 +178,15 @@ async def test_the_log_of_decisions_keeps_the_last_twenty() -> None:
 
 
 async def test_the_registry_is_stored_with_the_content_of_recent_entities() -> None:
-    known = SessionIdRegistry()
-    known.set_turn(1)
-    known.register_read("recipes", 1, "Old", data={"x": 1})
-    known.register_generated("recipes", "New", {"x": 2})
-    known.set_turn(4)
-    stored = await summarise_turn({"id_registry": known, "current_turn": 4})
+    registry = SessionIdRegistry()
+    registry.set_turn(1)
+    registry.register_read("recipes", 1, "Old", data={"x": 1})
+    registry.register_generated("recipes", "New", {"x": 2})
+    registry.set_turn(4)
+    stored = await summarise_turn({"id_registry": registry, "current_turn": 4})
     assert stored["id_registry"]["data"] == {"gen_recipe_1": {"x": 2}}
     assert SessionIdRegistry.from_dict(stored["id_registry"])["recipe_1"].label == "Old"
-    assert known.data_of("recipe_1") == {"x": 1}, "the living registry is not touched"
+    assert registry.data_of("recipe_1") == {"x": 1}, "the living registry is not touched"
 
 
 async def test_the_state_is_not_changed() -> None:
@@ -222,11 +222,11 @@ def test_text_that_is_not_a_stored_session_is_refused(text: str) -> None:
 
 
 def test_older_keys_are_read() -> None:
-    found = get_conversation_history(
+    history = get_conversation_history(
         {
             "recent_turns": [{"user": "q", "assistant": "x" * 300}],
             "pending": {"type": "understand", "question": "Which?", "goal": "g"},
         }
     )
-    assert found.recent_turns[0].assistant_summary == "x" * 200
-    assert found.pending and (found.pending.type, found.pending.context) == ("clarify", "Which?")
+    assert history.recent_turns[0].assistant_summary == "x" * 200
+    assert history.pending and (history.pending.type, history.pending.context) == ("clarify", "Which?")

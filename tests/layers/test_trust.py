@@ -233,11 +233,11 @@ async def test_a_view_does_not_wait_for_layers_that_hang() -> None:
 
 
 def crowded(number: int, turn: int = 1) -> SessionIdRegistry:
-    known = SessionIdRegistry()
-    known.set_turn(turn)
-    for at in range(number):
-        known.register_read("recipes", at, f"Recipe number {at}", data={"text": "word " * 40})
-    return known
+    registry = SessionIdRegistry()
+    registry.set_turn(turn)
+    for index in range(number):
+        registry.register_read("recipes", index, f"Recipe number {index}", data={"text": "word " * 40})
+    return registry
 
 
 @pytest.mark.parametrize("node", ["understand", "think", "act", "reply"])
@@ -249,13 +249,13 @@ async def test_a_prompt_stays_small_however_many_entities_there_are(node: str) -
 
 
 async def test_old_entities_are_pruned_and_recent_or_retained_ones_kept() -> None:
-    known = crowded(10_100)
-    known.retain("recipe_1", "a favourite")
-    known.set_turn(9)
-    near = known.register_read("recipes", "new", "New")
-    stored = (await summarise_turn({"id_registry": known, "current_turn": 9, "user_message": "hello"}))["id_registry"]
+    refs = crowded(10_100)
+    refs.retain("recipe_1", "a favourite")
+    refs.set_turn(9)
+    near = refs.register_read("recipes", "new", "New")
+    stored = (await summarise_turn({"id_registry": refs, "current_turn": 9, "user_message": "hello"}))["id_registry"]
     again = SessionIdRegistry.from_dict(stored)
-    assert len(again) == 10_000 and len(known) == 10_101
+    assert len(again) == 10_000 and len(refs) == 10_101
     assert near in again and "recipe_1" in again and "recipe_2" not in again and "recipe_10100" in again
     assert again.ref_of("recipes", 1) is None and again.register_read("recipes", 1, "back") == "recipe_10102"
 
@@ -358,11 +358,11 @@ async def test_four_nodes_of_one_session_have_a_conversation_each_in_one_store()
         async with layers.turn("dinner", f"message {number}"):
             for role, ours in nodes.items():
                 agent = Agent(Talker(f"{role} answers").model, capabilities=[ours])
-                given: Any = {"conversation_id": "dinner", "message_history": histories[role]}
-                histories[role] = (await agent.run(f"{role} asks {number}", **given)).all_messages()
+                arguments: Any = {"conversation_id": "dinner", "message_history": histories[role]}
+                histories[role] = (await agent.run(f"{role} asks {number}", **arguments)).all_messages()
     for role, ours in nodes.items():
         assert await ours.transcript("dinner") == histories[role]
-    recorded = {one.vault_name: one.requests for one in await store.sessions() if one.requests}
+    recorded = {session.vault_name: session.requests for session in await store.sessions() if session.requests}
     assert recorded == dict.fromkeys(nodes, 3)
 
 
@@ -370,5 +370,5 @@ async def test_an_explicit_vault_name_takes_precedence_over_the_role() -> None:
     store = MemoryStore()
     ours = compiler(store=store, layers=Layers(store), role="think", vault_name="mine")
     await Agent(Talker("ok").model, capabilities=[ours]).run("hello", conversation_id="s")
-    assert [one.vault_name for one in await store.sessions()] == ["mine"]
+    assert [session.vault_name for session in await store.sessions()] == ["mine"]
     assert len(await ours.transcript("s")) == 2

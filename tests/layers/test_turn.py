@@ -89,25 +89,25 @@ def test_entities_are_found_in_every_form_of_result(result: object) -> None:
 
 
 def test_a_small_number_means_an_entity_only_in_its_own_table() -> None:
-    known = SessionIdRegistry()
-    known.register_read("inventory", 7, "Salt")
+    entities = SessionIdRegistry()
+    entities.register_read("inventory", 7, "Salt")
     steps: list[Any] = [
         {"subdomain": "recipes", "result": [{"id": 7}]},
         {"result": [("db_read", "inventory", [{"id": 7}])]},
     ]
-    found = get_current_turn_steps({"id_registry": known, "steps": steps})
-    assert [step.entities_involved for step in found] == [[], ["inventory_1"]]
+    current = get_current_turn_steps({"id_registry": entities, "steps": steps})
+    assert [step.entities_involved for step in current] == [[], ["inventory_1"]]
 
 
 def test_planned_steps_count_once_they_have_a_result() -> None:
-    given = {
+    planned = {
         "think_output": {
             "steps": [{"step_type": "read", "description": "Look", "subdomain": "recipes"}, {"step_type": "write"}]
         },
         "step_results": {"1": [{"id": "x"}, {"id": "y"}]},
         "step_metadata": {1: {"note_for_next_step": "both"}},
     }
-    (step,) = get_current_turn_steps(given)
+    (step,) = get_current_turn_steps(planned)
     assert (step.step_num, step.type, step.description, step.outcome, step.note) == (
         1,
         "read",
@@ -115,7 +115,7 @@ def test_planned_steps_count_once_they_have_a_result() -> None:
         "Found 2 records",
         "both",
     )
-    assert get_execution_outcomes(given) == "Look: 2 items"
+    assert get_execution_outcomes(planned) == "Look: 2 items"
 
 
 def test_outcomes_on_one_line() -> None:
@@ -196,9 +196,9 @@ def test_a_missing_user_wish_is_guessed_from_the_message(message: str, said: str
 
 def test_the_trace_is_the_last_two_turns_and_the_one_in_progress() -> None:
     stored = conversation()
-    assert [one.turn_num for one in get_reasoning_trace(stored).recent_summaries] == [5, 6]
-    assert [one.turn_num for one in get_reasoning_trace(stored, state()).recent_summaries] == [5, 6, 7]
-    assert [one.turn_num for one in get_reasoning_trace(stored, state(steps=[])).recent_summaries] == [5, 6]
+    assert [summary.turn_num for summary in get_reasoning_trace(stored).recent_summaries] == [5, 6]
+    assert [summary.turn_num for summary in get_reasoning_trace(stored, state()).recent_summaries] == [5, 6, 7]
+    assert [summary.turn_num for summary in get_reasoning_trace(stored, state(steps=[])).recent_summaries] == [5, 6]
     assert get_reasoning_trace(stored, state(steps=[], blocked_action="no")).recent_summaries[-1].blocked_reason == "no"
 
 
