@@ -33,22 +33,22 @@ def tenant(ctx: Any) -> str:
 
 
 async def say(
-    path: Any, prompt: Any, session: str, owner: str = "ann", history: Any = None, **given: Any
+    path: Any, prompt: Any, session: str, owner: str = "ann", history: Any = None, **options: Any
 ) -> tuple[Talker, ContextCompiler]:
     talker = Talker()
-    one = compiler(store=path, owner=tenant, **{"budget": 8_000, **given})
-    agent = Agent(talker.model, deps_type=str, capabilities=[one])
+    ours = compiler(store=path, owner=tenant, **{"budget": 8_000, **options})
+    agent = Agent(talker.model, deps_type=str, capabilities=[ours])
     await agent.run(prompt, deps=owner, conversation_id=session, message_history=history)
-    return talker, one
+    return talker, ours
 
 
 @pytest.fixture
 async def path(tmp_path: Path) -> Path:
     """A record in which Ann has said a fact in one conversation, and other things in others."""
-    found = tmp_path / "context.db"
+    record = tmp_path / "context.db"
     for session, prompt in (("desk", FACT), ("trip", "The train to Oslo leaves at nine."), ("food", "I like plums.")):
-        await say(found, prompt, session)
-    return found
+        await say(record, prompt, session)
+    return record
 
 
 async def test_other_conversations_are_not_recalled_by_default(path: Path) -> None:
@@ -62,15 +62,15 @@ def is_today(day: str) -> bool:
 
 
 async def test_a_passage_has_the_name_and_day_of_its_conversation(path: Path) -> None:
-    talker, given = await say(path, QUESTION, "today", recall_across=0.2)
+    talker, ours = await say(path, QUESTION, "today", recall_across=0.2)
     (day,) = re.findall(rf"\[desk, (\S+), user\] {FACT}", talker.last.text)
     assert is_today(day) and "Oslo" not in talker.last.text
     assert "FROM OTHER CONVERSATIONS" in talker.last.text
-    view = given.last_view
+    view = ours.last_view
     assert view is not None and view.ledger["tokens"]["other conversations"] > 0
-    assert [(one.what, one.text) for one in view.quoted] == [("conversation desk", FACT)]
-    assert len(await given.transcript("today", owner="ann")) == 2
-    assert FACT not in str(await given.transcript("today", owner="ann"))
+    assert [(quote.what, quote.text) for quote in view.quoted] == [("conversation desk", FACT)]
+    assert len(await ours.transcript("today", owner="ann")) == 2
+    assert FACT not in str(await ours.transcript("today", owner="ann"))
 
 
 @pytest.mark.parametrize("session", ["today", "moved"])
@@ -99,9 +99,9 @@ async def test_other_conversations_are_quoted_only_for_a_question(path: Path, pr
 
 
 async def test_the_display_of_a_view_names_other_conversations(path: Path) -> None:
-    _, given = await say(path, QUESTION, "today", recall_across=0.2)
-    assert given.last_view is not None
-    page = given.last_view._repr_html_()
+    _, ours = await say(path, QUESTION, "today", recall_across=0.2)
+    assert ours.last_view is not None
+    page = ours.last_view._repr_html_()
     assert "recalled from other conversations" in page and "carried for the host" not in page
     assert re.search(rf'class="[^"]*\brecalled\b[^"]*"[^>]*>[^<]*{FACT}', page)
 
@@ -121,14 +121,14 @@ async def test_the_current_conversation_is_not_searched_as_another_one(path: Pat
 
 
 async def test_a_deleted_conversation_is_not_quoted(path: Path) -> None:
-    given = {"recall_across": 0.2}
-    assert "ZX-4711" in (await say(path, QUESTION, "today", **given))[0].last.text
+    options = {"recall_across": 0.2}
+    assert "ZX-4711" in (await say(path, QUESTION, "today", **options))[0].last.text
     store = SQLiteStore(path).scoped("ann")
     await store.delete("desk")
-    assert "ZX-4711" not in (await say(path, QUESTION, "tonight", **given))[0].last.text
+    assert "ZX-4711" not in (await say(path, QUESTION, "tonight", **options))[0].last.text
     await store.erase()
     await store.close()
-    assert "FROM OTHER" not in (await say(path, "When leaves the train to Oslo?", "midnight", **given))[0].last.text
+    assert "FROM OTHER" not in (await say(path, "When leaves the train to Oslo?", "midnight", **options))[0].last.text
 
 
 @pytest.mark.parametrize("again", ["food", "other"])
@@ -166,17 +166,17 @@ async def test_new_messages_are_found_and_only_they_are_read(path: Path, monkeyp
     read: list[int] = []
     since = others.browse.messages_since
 
-    def counted(*given: Any) -> Any:
-        found = since(*given)
-        read.append(len(found[0]))
-        return found
+    def counted(*args: Any) -> Any:
+        result = since(*args)
+        read.append(len(result[0]))
+        return result
 
     monkeypatch.setattr(others.browse, "messages_since", counted)
     await say(path, QUESTION, "today", recall_across=0.2)
     assert sum(read) == 6
     read.clear()
-    _, one = await say(path, "hello", "desk")
-    history = await one.transcript("desk", owner="ann")
+    _, ours = await say(path, "hello", "desk")
+    history = await ours.transcript("desk", owner="ann")
     await say(path, "My locker has the code 9-9-9.", "desk", history=history)
     talker, _ = await say(path, "Which code has my locker?", "tonight", recall_across=0.2)
     assert "9-9-9" in talker.last.text and 0 < sum(read) <= 8
@@ -186,11 +186,11 @@ async def test_the_budget_holds_in_a_long_conversation(path: Path) -> None:
     for number in range(12):
         await say(path, f"The badge number of colleague {number} is QQ-{number}. " * 8, f"colleague {number}")
     history: list[ModelMessage] = long_history(20)
-    talker, given = await say(path, QUESTION, "today", history=history, budget=1_500, recall_across=0.1)
-    assert talker.last.tokens <= 1_500 and given.last_view is not None
-    assert 0 < given.last_view.ledger["tokens"]["other conversations"] <= 150
-    talker, given = await say(path, QUESTION, "tonight", history=history, budget=1_500, recall_across=100)
-    assert given.last_view is not None and given.last_view.ledger["tokens"]["other conversations"] <= 100
+    talker, ours = await say(path, QUESTION, "today", history=history, budget=1_500, recall_across=0.1)
+    assert talker.last.tokens <= 1_500 and ours.last_view is not None
+    assert 0 < ours.last_view.ledger["tokens"]["other conversations"] <= 150
+    talker, ours = await say(path, QUESTION, "tonight", history=history, budget=1_500, recall_across=100)
+    assert ours.last_view is not None and ours.last_view.ledger["tokens"]["other conversations"] <= 100
 
 
 async def test_passages_of_other_conversations_are_dropped_before_the_prompt_is_cut(tmp_path: Path) -> None:
@@ -202,8 +202,8 @@ async def test_passages_of_other_conversations_are_dropped_before_the_prompt_is_
         )
     for budget in (8_000, 180):
         talker, views = Talker([[("look", {"path": path}) for path in "abcd"], "done"]), list[View]()
-        one = compiler(store=path, owner=tenant, budget=fixed + budget, recall_across=400, on_view=views.append)
-        agent = Agent(talker.model, deps_type=str, capabilities=[one], tools=[look])
+        ours = compiler(store=path, owner=tenant, budget=fixed + budget, recall_across=400, on_view=views.append)
+        agent = Agent(talker.model, deps_type=str, capabilities=[ours], tools=[look])
         await agent.run(f"What was {about}?", deps="ann", conversation_id=f"today {budget}")
         fixed = views[0].ledger["tokens"]["instructions and schemas"]
     for sent in talker.sent:

@@ -467,8 +467,10 @@ async def test_an_advance_discards_earlier_blocks() -> None:
     ours = compiler(budget=BUDGET)
     talker = Talker(lambda messages, info: prose(len(messages), 400))
     await talked(ours, ["Hello.", ASK, *(f"Tell me more of item {number}, at length." for number in range(8))], talker)
-    compiled = [at for at, record in enumerate(reversed(await ours.views())) if record.status.startswith("compiled")]
-    later = next(at for at in compiled if at > 1)
+    compiled = [
+        index for index, record in enumerate(reversed(await ours.views())) if record.status.startswith("compiled")
+    ]
+    later = next(index for index in compiled if index > 1)
     assert f"BEGIN {TITLE}" in talker.sent[1].text
     assert not block_of(talker.sent[later].messages, ASK)
 
@@ -520,7 +522,7 @@ def worked(turns: int = 60) -> list[ModelMessage]:
     """Turns in each of which a tool returns a long record."""
     messages: list[ModelMessage] = []
     for turn in range(turns):
-        record = {"order": f"Q{turn}X", "owner": words(turn, 1), "lines": [words(turn * 9 + at, 9) for at in range(6)]}
+        record = {"order": f"Q{turn}X", "owner": words(turn, 1), "lines": [words(turn * 9 + n, 9) for n in range(6)]}
         made = ToolCallPart("get_order", {"id": f"Q{turn}X"}, tool_call_id=f"c{turn}")
         returned = ToolReturnPart("get_order", {**record, "locker": 48_000 + turn}, tool_call_id=f"c{turn}")
         messages += [

@@ -33,7 +33,7 @@ def where(index: Index, term: str) -> dict[int, int]:
 
 def contents(index: Index) -> tuple[object, ...]:
     return (
-        {term: list(found) for term, found in index.posts.items()},
+        {term: list(postings) for term, postings in index.posts.items()},
         list(index.sizes),
         list(index.costs),
         bytes(index.speakers),

@@ -44,12 +44,12 @@ def buried(random: Random, needle: str, sentences: int) -> str:
 
 @pytest.mark.parametrize(("needle", "question"), NEEDLES)
 @pytest.mark.parametrize("budget", [800, 2_000])
-@pytest.mark.parametrize(("place", "sentences"), [("long_assistant", 50), ("long_user", 1_500)])
+@pytest.mark.parametrize(("location", "sentences"), [("long_assistant", 50), ("long_user", 1_500)])
 async def test_a_sentence_of_a_long_answer_or_a_pasted_text_is_found(
-    needle: str, question: str, budget: int, place: str, sentences: int
+    needle: str, question: str, budget: int, location: str, sentences: int
 ) -> None:
     random = Random(needle)
-    history = talk(random, **{place: buried(random, needle, sentences)})
+    history = talk(random, **{location: buried(random, needle, sentences)})
     view = await compile_view([*history, user(question)], budget=budget, system=None)
     assert needle in "\n".join(own_texts(view))
 

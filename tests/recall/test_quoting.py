@@ -113,8 +113,8 @@ def weighing(messages: list[ModelMessage], *terms: str) -> list[str]:
     """Lines of a history in which terms weigh something."""
     history = Reader(COUNTER).read(messages)
     turns = outline(history, pair(history))
-    found = passages(history, turns, range(len(history)), COUNTER, lambda text: sum(term in text for term in terms))
-    return write_quotation(found).splitlines()
+    quotes = passages(history, turns, range(len(history)), COUNTER, lambda text: sum(term in text for term in terms))
+    return write_quotation(quotes).splitlines()
 
 
 def looked_up(result: str) -> list[ModelMessage]:
@@ -122,7 +122,7 @@ def looked_up(result: str) -> list[ModelMessage]:
 
 
 def test_rows_of_a_result_are_quoted_where_they_weigh_something() -> None:
-    rows = [{"number": f"F{at}", "price": at, "legs": [{"from": "A" * 60}, {"to": "B" * 60}]} for at in range(9)]
+    rows = [{"number": f"F{n}", "price": n, "legs": [{"from": "A" * 60}, {"to": "B" * 60}]} for n in range(9)]
     assert weighing(looked_up(json.dumps({"id": "R7", "flights": rows})), '"F5"', "R7")[1:] == [
         "[tool] find(id=R7)",
         '[tool find] {"id": "R7",',
@@ -139,12 +139,12 @@ def test_lines_of_a_result_are_quoted_whole() -> None:
 def test_a_result_of_any_size_has_few_pieces() -> None:
     for result in (
         "x" * 1_000_000,
-        json.dumps({f"field {at}": at for at in range(100_000)}),
+        json.dumps({f"field {number}": number for number in range(100_000)}),
         "[" * 500_000,
         "\n" * 10**6,
     ):
-        found = weighing(looked_up(result), "x", "field", "[")
-        assert len("\n".join(found)) <= (PIECES + 1) * 500
+        lines = weighing(looked_up(result), "x", "field", "[")
+        assert len("\n".join(lines)) <= (PIECES + 1) * 500
 
 
 def test_a_label_within_a_result_is_marked_as_quoted() -> None:
@@ -152,9 +152,9 @@ def test_a_label_within_a_result_is_marked_as_quoted() -> None:
 
 
 def test_the_answer_of_an_output_tool_is_quoted_as_the_assistant() -> None:
-    given = call("final_result", "o", text="The locker is 48151.\nIn Ghent.")
-    messages = [user("Which?"), assistant(given), user(answer("o", "Final result processed.", tool="final_result"))]
-    assert [(one.speaker, one.text) for one in all_of(messages)][1:] == [
+    output = call("final_result", "o", text="The locker is 48151.\nIn Ghent.")
+    messages = [user("Which?"), assistant(output), user(answer("o", "Final result processed.", tool="final_result"))]
+    assert [(passage.speaker, passage.text) for passage in all_of(messages)][1:] == [
         ("assistant", "The locker is 48151.\nIn Ghent.")
     ]
     two = [user("Which?"), assistant(call("final_result_Plan", "o", steps=["a", "b"], why="short"))]
@@ -235,7 +235,10 @@ def test_the_pieces_of_a_text_are_the_text(text: str) -> None:
 async def test_a_one_shot_view_quotes_from_inside_a_result_as_a_live_agent_does(template: str, budget: int) -> None:
     history: list[ModelMessage] = []
     for number in range(12):
-        lines = [f"10:{at // 60:02}:{at % 60:02} service-{at % 37} took {at * 31 % 977} ms" for at in range(200)]
+        lines = [
+            f"10:{second // 60:02}:{second % 60:02} service-{second % 37} took {second * 31 % 977} ms"
+            for second in range(200)
+        ]
         if number == 4:
             lines[100] = "10:02:30 service-kiln stopped: the certificate of vault omega expired on 2026-04-17"
         history += [user(f"Look at log {number}."), assistant(call("read_log", f"c{number}", number=number))]

@@ -39,9 +39,11 @@ def filler(turns: int, seed: int = 0) -> list[ModelMessage]:
     names = ["weather", "lunch", "music", "traffic", "sleep", "coffee", "football", "shoes", "paint", "clouds"]
     messages: list[ModelMessage] = []
     for turn in range(turns):
-        one, two = dice.sample(names, 2)
-        messages.append(user(f"Some thoughts on {one} and {two}, number {turn}: all was quite fine so far."))
-        messages.append(assistant(f"Good to hear about {one}. There is much to say on {two}, and more another time."))
+        first, second = dice.sample(names, 2)
+        messages.append(user(f"Some thoughts on {first} and {second}, number {turn}: all was quite fine so far."))
+        messages.append(
+            assistant(f"Good to hear about {first}. There is much to say on {second}, and more another time.")
+        )
     return messages
 
 
@@ -68,7 +70,9 @@ async def view_text(messages: list[ModelMessage], budget: int) -> str:
 
 def facts() -> list[ModelMessage]:
     """Sixty things that somebody may ask for, each told in one turn."""
-    names = [f"{one}{two}" for one in ("Bel", "Dor", "Fen", "Gal", "Hum", "Jor") for two in "abdegiklmn"]
+    names = [
+        f"{syllable}{letter}" for syllable in ("Bel", "Dor", "Fen", "Gal", "Hum", "Jor") for letter in "abdegiklmn"
+    ]
     places = [name[::-1].title() for name in names]
     told = (f"My friend {name} went to {place}, and likes it." for name, place in zip(names, places, strict=True))
     return [message for text in told for message in (user(text), assistant("How exciting!"))]
@@ -311,5 +315,5 @@ def test_a_reply_next_to_a_match_may_answer_even_if_a_tool_was_called_in_between
     for number, (prompt, reply) in enumerate(turns):
         looked = [assistant(call("look", f"c{number}")), user(answer(f"c{number}", "Nothing to report."))]
         messages += [said(prompt), *(looked if tools else []), replied(reply)]
-    found = {one.text: score for score, one in ranked(messages, "What did I take away from Becoming Light?")}
-    assert found["So it says that patience pays."] > END * max(found.values())
+    scores = {passage.text: score for score, passage in ranked(messages, "What did I take away from Becoming Light?")}
+    assert scores["So it says that patience pays."] > END * max(scores.values())

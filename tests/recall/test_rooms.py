@@ -78,7 +78,7 @@ async def test_a_question_beside_a_pasted_listing_finds_its_answer_in_one_view(l
     for turn in range(60):
         history.append(ModelRequest(parts=[Prompt(f"Question {turn}: who owns ticket OPS-{turn}? {words(turn, 20)}.")]))
         history.append(ModelResponse(parts=[TextPart(f"OPS-{turn} is Maria's. {words(turn + 500, 40)}.")]))
-    listing = "\n".join(f"./src/part_{at}/file_{at}.py" for at in range(lines))
+    listing = "\n".join(f"./src/part_{number}/file_{number}.py" for number in range(lines))
     prompt = f"{listing}\n\nWho owns OPS-7?" if ends else f"Who owns OPS-7? Here is the listing:\n{listing}"
     view = await compile_view([*history, ModelRequest(parts=[Prompt(prompt)])], "extractive", 6_000, system=None)
     assert "OPS-7 is Maria" in str(view.messages)
@@ -94,7 +94,7 @@ async def test_passages_only_in_the_former_view_are_recalled_when_a_turn_is_cut_
     for turn in range(80):
         told = f"On Monday {words(turn, 1).title()} opened locker {turn * 37} at the {words(turn + 300, 16)}."
         if turn >= 60:
-            names = " and ".join(words(turn + at, 1).title() for at in (0, 99, 199))
+            names = " and ".join(words(turn + offset, 1).title() for offset in (0, 99, 199))
             told = f"Last Monday {names} came at {turn * 37}, {words(turn + 300, 6)}."
         history.append(ModelRequest(parts=[Prompt(SECRET if turn == secret_at else told)]))
         history.append(ModelResponse(parts=[TextPart("Fine.")]))

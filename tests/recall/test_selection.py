@@ -48,7 +48,7 @@ def test_the_room_used_by_a_quotation_is_the_sum_of_its_lines(
         quotation.take(index)
     taken = quotation.passages
     assert room - quotation.left == sum(
-        passage.cost_after(taken[at - 1] if at else None) for at, passage in enumerate(taken)
+        passage.cost_after(taken[position - 1] if position else None) for position, passage in enumerate(taken)
     )
 
 
@@ -134,9 +134,9 @@ def test_a_value_of_the_user_comes_before_other_words_of_the_user() -> None:
 
 def test_a_message_is_chosen_together_with_its_less_informative_half() -> None:
     def rich(number: int, size: int) -> str:
-        return " ".join(f"Crate{at} of lot{at} holds pumps{at}." for at in range(number * 100, number * 100 + 50))[
-            :size
-        ]
+        return " ".join(
+            f"Crate{index} of lot{index} holds pumps{index}." for index in range(number * 100, number * 100 + 50)
+        )[:size]
 
     dull = "The crew sat on the deck all day. It rained on the boat. All of us had tea there. Then it rained more."
     messages: list[ModelMessage] = []
