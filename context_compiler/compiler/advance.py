@@ -60,8 +60,6 @@ def select(
     limits: Limits,
     *,
     previous: Cycle | None,
-    overhead: int,
-    one_shot: bool = False,
     spare: int = 0,
     order: Order | None = None,
 ) -> Selection:
@@ -78,14 +76,12 @@ def select(
         plan: The raw history and the policy.
         limits: Budget and thresholds.
         previous: The cycle before; None for the first.
-        overhead: Exact tokens of the request apart from its messages.
-        one_shot: The view serves a single request, so it may fill the budget.
         spare: Tokens that a one-shot view has left after everything quotable is quoted. They go to more turns, beyond
             the template's number unless the caller named a fidelity.
         order: A compile that a user asks for, which also cuts below the threshold; None otherwise.
     """
-    history, outline, policy = plan.history, plan.outline, plan.policy
-    overhead += limits.rules
+    history, outline, policy, one_shot = plan.history, plan.outline, plan.policy, plan.one_shot
+    overhead = plan.fixed + limits.rules + limits.framing
     recent = policy.recent_turns if policy.recent_turns is not None else len(outline.turns)
     draft = _start_draft(plan, limits, previous, recent)
     limits = relieve_system_text(draft, limits, overhead)
@@ -394,8 +390,6 @@ async def advance(
     where: Where,
     ask: Ask | None,
     previous: Cycle | None = None,
-    overhead: int = 0,
-    one_shot: bool = False,
     order: Order | None = None,
 ) -> Advance:
     """Cut back, ask a model for a summary if that is worthwhile, and freeze the result.
@@ -406,14 +400,12 @@ async def advance(
         where: Identifies the request.
         ask: Asks the model; None if it was asked in this turn already.
         previous: The cycle before; None for the first.
-        overhead: Exact tokens of the request apart from its messages.
-        one_shot: The view serves a single request.
         order: A compile that a user asks for; None otherwise.
 
     Raises:
         CompileError: The model was asked and failed. An answer that is empty or saves nothing is refused instead.
     """
-    select_with = partial(select, plan, limits, previous=previous, overhead=overhead, one_shot=one_shot, order=order)
+    select_with = partial(select, plan, limits, previous=previous, order=order)
     done = select_with()
     reply = await _ask_model(done, where.turn_index, ask)
     summary = reply.answer.text if reply.answer and reply.status == "ok" else ""
@@ -426,8 +418,8 @@ async def advance(
         asked=reply.request is not None or ask is None,
     )
     cycle, quoted = freeze_selection(done)
-    cycle = cycle if one_shot else replace(cycle, tool_work=plan.tool_work, at=plan.prompt_start)
-    spare = unused_tokens(done, cycle) if one_shot and reply.request is None else 0
+    cycle = cycle if plan.one_shot else replace(cycle, tool_work=plan.tool_work, at=plan.prompt_start)
+    spare = unused_tokens(done, cycle) if plan.one_shot and reply.request is None else 0
     if spare:
         done = select_with(spare=spare)
         cycle, quoted = freeze_selection(done)

@@ -81,6 +81,8 @@ class Limits:
     """Tokens to cut below the low threshold to make room for that block."""
     rules: int
     """Part of `fixed` that is reserved for the rules of the conversation."""
+    framing: int = 0
+    """Tokens that the host adds to the messages when it renders them."""
 
     @property
     def room(self) -> int:
@@ -397,6 +399,8 @@ class Plan:
     """Rules that the application declares for this request."""
     fixed: int
     """Exact tokens of the request apart from its history."""
+    one_shot: bool = False
+    """True for a view that serves a single request, so that it may fill the budget."""
 
     @cached_property
     def found_rules(self) -> Found:

@@ -34,7 +34,7 @@ from context_compiler.messages.bodies import load_messages, message_body
 from context_compiler.messages.fences import QUOTED_TITLE, fence, neutralize
 from context_compiler.messages.history import Reader
 from context_compiler.messages.turns import pair
-from context_compiler.middleware.arguments import SHIPPED, Arguments
+from context_compiler.middleware.arguments import SHIPPED, Arguments, Terms
 from context_compiler.settings import Settings
 from context_compiler.template import prompt_text
 
@@ -361,8 +361,8 @@ def cut_messages(messages: Sequence[ModelMessage], budget: int, reader: Reader) 
     pairing = pair(history)
     if history.tokens <= budget and not pairing.broken:
         return list(messages)
-    policy = Arguments("extractive", budget=budget, model="none").policy(SHIPPED, Settings.from_environment())
-    plan = Plan(history=history, pairing=pairing, policy=policy, reader=reader, fixed=0)
-    selection = select(plan, policy.limits(plan.carried), previous=None, overhead=0, one_shot=True)
+    policy = Arguments("extractive", budget=budget, model="none").policy(SHIPPED, Settings.from_environment(), Terms())
+    plan = Plan(history=history, pairing=pairing, policy=policy, reader=reader, fixed=0, one_shot=True)
+    selection = select(plan, policy.limits(plan.carried), previous=None)
     cycle, _ = freeze(selection, summary="", row=None, turn=plan.turn, asked=False)
     return assemble(history, cycle, plan.base, reader)

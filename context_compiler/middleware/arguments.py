@@ -123,6 +123,27 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
 """Checks of arguments that nothing else checks, with the text of the error: a YAML spec passes any value."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What determines the budget of a request: its model, and what limits a request to it."""
+
+    model: str = "none"
+    """Name of the run's model, which writes summaries unless the caller named another."""
+    provider: str | None = None
+    family: str = ""
+    """Tokenizer family of the model."""
+    window: int | None = None
+    """Context window of the model in tokens; None if unknown."""
+    learnt: int | None = None
+    """Context window that its server has stated. A cycle is continued whatever it is."""
+    max_tokens: int | None = None
+    """Maximum tokens of an answer, by the request's settings."""
+    limit: int | None = None
+    """Maximum input tokens of a request, by the run's usage limits."""
+    cache: str = ""
+    """Cache time, "5m" or "1h", if the request is written to a prompt cache."""
+
+
 @dataclass(repr=False)
 class Arguments:
     """The arguments of a compiler; nothing is opened or read before the first request.
@@ -301,20 +322,19 @@ class Arguments:
     def _fidelity(self) -> Fidelity | None:
         return None if self.fidelity is None else Fidelity.parse(self.fidelity, where="fidelity")
 
-    def whole_budget(
-        self,
-        *,
-        window: int | None = None,
-        learnt: int | None = None,
-        max_tokens: int | None = None,
-        limit: int | None = None,
-        model: str = "",
-        provider: str | None = None,
-        cache: str = "",
-    ) -> tuple[int, int | None]:
+    def whole_budget(self, terms: Terms) -> tuple[int, int | None]:
         """Budget and ceiling of a request, in the model's tokens; see `policy.whole_budget`."""
-        budget, window = self.budget_tokens(model, provider, cache=cache), smaller(self.window or window, learnt)
-        return whole_budget(budget, reserve=self.reserve, window=window, max_tokens=max_tokens, limit=limit)
+        budget = self.budget_tokens(terms.model, terms.provider, cache=terms.cache)
+        return whole_budget(
+            budget,
+            reserve=self.reserve,
+            window=self._window(terms),
+            max_tokens=terms.max_tokens,
+            limit=terms.limit,
+        )
+
+    def _window(self, terms: Terms) -> int | None:
+        return smaller(self.window or terms.window, terms.learnt)
 
     def budget_tokens(self, model: str, provider: str | None, *, cache: str = "") -> Amount | None:
         """The budget in tokens or as a fraction; money is converted at the price of a request without a cache hit."""
@@ -351,35 +371,21 @@ class Arguments:
         self,
         templates: TemplateLibrary,
         settings: Settings,
+        terms: Terms,
         *,
         template: str | Template | None = None,
-        model: str = "none",
-        family: str = "",
-        window: int | None = None,
-        learnt: int | None = None,
-        max_tokens: int | None = None,
-        limit: int | None = None,
         scope: str = "",
         refs: bool = False,
-        provider: str | None = None,
-        cache: str = "",
     ) -> Policy:
         """Resolve every choice for one request: from these arguments, else the template, else the settings.
 
         Args:
             templates: Library of templates.
             settings: Defaults from the environment.
+            terms: The run's model, and what limits a request to it.
             template: Template to use instead of the configured one.
-            model: Name of the run's model, which writes summaries unless the caller named another.
-            family: Tokenizer family of the run's model.
-            window: Context window of the run's model in tokens; None if unknown.
-            learnt: Context window that its server has stated. A cycle is continued whatever it is.
-            max_tokens: Maximum tokens of an answer, by the request's settings.
-            limit: Maximum input tokens of a request, by the run's usage limits.
             scope: Scope within which conversations share their compiles.
             refs: True if the agent has a tool that reads messages left out of a view.
-            provider: Provider of the run's model.
-            cache: Cache time, "5m" or "1h", if the request is written to a prompt cache.
 
         Raises:
             TemplateError: The template is missing or wrong.
@@ -389,11 +395,9 @@ class Arguments:
         results = _first_given(
             self.recent_tool_results, template.recent_tool_results, settings.context_compiler_recent_tool_results
         )
-        room = {"window": window, "learnt": learnt, "max_tokens": max_tokens, "limit": limit}
-        budget, _ = self.whole_budget(**room, model=model, provider=provider, cache=cache)
-        usable = smaller(self.window or window, learnt)
-        alias = model if self.model is None else model_alias(self.model)
-        asked = usable if self.model is None or alias == model else window_of(self.model)
+        budget, _ = self.whole_budget(terms)
+        alias = terms.model if self.model is None else model_alias(self.model)
+        asked = self._window(terms) if self.model is None or alias == terms.model else window_of(self.model)
         resolved = fidelity or template.fidelity or Fidelity.SUMMARY_MEDIUM
         recall = self.recall if self.recall > 1 else float(self.recall)
         written = (template.name, template.source, str(resolved), turns, self.tool_history, self.inject)
@@ -418,7 +422,7 @@ class Arguments:
             scope=scope,
             detects_rules=self.detect_rules,
             refs=refs,
-            config=_hash((*written, recall, self.say_absent, alias, family, scope, refs, window)),
+            config=_hash((*written, recall, self.say_absent, alias, terms.family, scope, refs, terms.window)),
         )
 
 

@@ -45,7 +45,7 @@ async def start(context: RequestContext, previous: Cycle | None, host: Host) -> 
     if context.policy.model == "none" or context.is_paused or run.refused or run.asked_turn == context.turn:
         return False
     limits = limits_for_questions(context, context.limits(), previous).for_background
-    chosen = select(context, limits, previous=previous, overhead=context.request.fixed)
+    chosen = select(context, limits, previous=previous)
     decided = decided_by(chosen)
     if not decided or reason_for_no_model(chosen, context.turn) is not None:
         return False
@@ -95,8 +95,7 @@ async def finish(
         return response
 
     begun = job.context
-    fixed = begun.request.fixed
-    done = await advance(begun, job.limits, where=job.where, ask=answer, previous=job.previous, overhead=fixed)
+    done = await advance(begun, job.limits, where=job.where, ask=answer, previous=job.previous)
     valid = valid_cycle(done.cycle, context.history, context.policy.config)
     cycle = (
         restore_late_calls(valid, context.history, context.pairing, context.base) if valid is not None else done.cycle

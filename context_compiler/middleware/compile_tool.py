@@ -64,10 +64,10 @@ def _refusal(context: RequestContext) -> str:
 async def _compile(context: RequestContext, host: Host, order: Order) -> str:
     run, limits = context.run, context.limits()
     cycle = valid_cycle(run.cycle, context.history, context.policy.config)
-    overhead, ratio = context.request.fixed, limits.ratio
+    ratio = limits.ratio
     before = assemble_view(context, cycle, "cycle" if cycle else "raw").cost
-    chosen = select(context, limits, previous=cycle, overhead=overhead, order=order)
-    saved = before - overhead - chosen.draft.total
+    chosen = select(context, limits, previous=cycle, order=order)
+    saved = before - context.fixed - chosen.draft.total
     if not chosen.out or saved < max(MIN_GAIN, before // SHARE):
         most = f"{round(max(0, saved) * ratio):,} of {round(before * ratio):,} tokens"
         return f"Nothing was compiled: it would save at most {most}. {GO_ON}"
@@ -77,7 +77,6 @@ async def _compile(context: RequestContext, host: Host, order: Order) -> str:
         where=context.where,
         ask=summary_callback(context, host),
         previous=cycle,
-        overhead=overhead,
         order=order,
     )
     after = assemble_view(context, done.cycle, "compiled", done).cost

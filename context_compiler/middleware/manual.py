@@ -385,7 +385,6 @@ class Manual:
                 where=context.where,
                 ask=there.ask,
                 previous=previous,
-                overhead=context.request.fixed,
                 order=order,
             )
 

@@ -129,7 +129,7 @@ async def compile_view(
     result = assemble_view(context, None, "raw")
     if result.view.tokens > limits.budget:
         room = replace(limits, budget=limits.budget - block.tokens)
-        done = await advance(context, room, where=context.where, ask=answer, one_shot=True)
+        done = await advance(context, room, where=context.where, ask=answer)
         result = assemble_view(context, done.cycle, "compiled", done, earlier=result)
         if result.view.tokens > limits.budget:
             result = replace(result, view=replace(result.view, status="floor_over_budget"))

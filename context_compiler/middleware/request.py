@@ -23,6 +23,7 @@ from context_compiler.ids import text_hash
 from context_compiler.layers.context import NO_LAYERS, LayerBlock
 from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, user_content
+from context_compiler.middleware.arguments import Terms
 from context_compiler.middleware.windows import WINDOWS, Served
 from context_compiler.record.values import NATIVE, Drop, Tool
 from context_compiler.resilience import attempt
@@ -106,17 +107,18 @@ class Request:
         return self.overhead + self.layers.tokens
 
     @property
-    def terms(self) -> dict[str, Any]:
-        """Facts of the model and the settings that determine the budget."""
-        return {
-            "window": self.window,
-            "learnt": self.learnt,
-            "max_tokens": self.max_tokens,
-            "limit": self.limit,
-            "model": self.model,
-            "provider": self.provider,
-            "cache": self.cache,
-        }
+    def terms(self) -> Terms:
+        """What determines the budget."""
+        return Terms(
+            model=self.model,
+            provider=self.provider,
+            family=self.family,
+            window=self.window,
+            learnt=self.learnt,
+            max_tokens=self.max_tokens,
+            limit=self.limit,
+            cache=self.cache,
+        )
 
 
 class Host(Protocol):

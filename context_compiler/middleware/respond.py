@@ -422,15 +422,14 @@ async def advance_request(
     context: RequestContext,
     previous: Cycle | None,
     ask: Ask | None,
-    more: int = 0,
+    framing: int = 0,
     *,
     block: int = 0,
     extra_cut: int = 0,
 ) -> Advance:
-    """Advance this request with `more` tokens added to its overhead; for the block see `Limits`."""
-    overhead = context.request.fixed + more
-    limits = replace(context.limits(), block_reserve=block, extra_cut=extra_cut)
-    return await advance(context, limits, where=context.where, ask=ask, previous=previous, overhead=overhead)
+    """Advance this request; for the last three see `Limits`."""
+    limits = replace(context.limits(), framing=framing, block_reserve=block, extra_cut=extra_cut)
+    return await advance(context, limits, where=context.where, ask=ask, previous=previous)
 
 
 def summary_callback(context: RequestContext, host: Host) -> Ask | None:

@@ -575,9 +575,8 @@ def read_request(
     policy = arguments.policy(
         SHIPPED if plain else arguments.templates(request.owner),
         compiler.settings,
+        request.terms,
         template="extractive" if plain else arguments.template,
-        **request.terms,
-        family=request.family,
         scope=_scope(arguments.place, request) if host is not None else "",
         refs=request.refs,
     )
@@ -596,4 +595,5 @@ def read_request(
         steering=run.steering,
         declared=request.rules,
         fixed=request.fixed,
+        one_shot=host is None,
     )

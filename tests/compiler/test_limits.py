@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from context_compiler.compiler.policy import Limits, limits, trigger_of, whole_budget
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
-from context_compiler.middleware.arguments import Arguments
+from context_compiler.middleware.arguments import Arguments, Terms
 from context_compiler.settings import Amount, amount_tokens, check_amount
 
 
@@ -58,7 +58,7 @@ def test_a_share_depends_on_the_whole_and_tokens_do_not() -> None:
 def test_the_budget_is_limited_to_the_window_minus_the_answer(
     given: Arguments, window: int | None, max_tokens: int | None, budget: int, allowed: int | None
 ) -> None:
-    assert given.whole_budget(window=window, max_tokens=max_tokens) == (budget, allowed)
+    assert given.whole_budget(Terms(window=window, max_tokens=max_tokens)) == (budget, allowed)
 
 
 def limits_of(
