@@ -68,6 +68,7 @@ from context_compiler.messages.history import UNDATED, History, Reader, reader_o
 from context_compiler.messages.html import document, fragment
 from context_compiler.messages.items import MARK, Kind, mark_of, user_content
 from context_compiler.messages.shapes import WHOLE, Shape, apply_shape, price
+from context_compiler.messages.spans import spans
 from context_compiler.messages.turns import pair
 from context_compiler.recall.question import pending_question
 from context_compiler.recall.unknown import absent_terms
@@ -463,8 +464,9 @@ def cycle_drops(cycle: Cycle, plan: Plan) -> tuple[Drop, ...]:
             elif tokens := readings[index].tokens - _price(index, shape, plan):
                 drops.append(drop_of(index, index + 1, why.get(index, SHORTENED_EARLIER), tokens))
         for reason, indices in gone.items():
-            tokens = sum(readings[index].tokens - _price(index, shapes.get(index), plan) for index in indices)
-            drops.append(drop_of(indices[0], indices[-1] + 1, reason, tokens))
+            for start, stop in spans(indices):
+                saved = (readings[index].tokens - _price(index, shapes.get(index), plan) for index in range(start, stop))
+                drops.append(drop_of(start, stop, reason, sum(saved)))
     return tuple(drops)
 
 

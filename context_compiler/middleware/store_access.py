@@ -192,7 +192,9 @@ class StoreAccess:
                 raise
             if outcome.error is None:
                 return outcome.value
-            if not is_permanent(outcome.error):
+            if is_permanent(outcome.error):
+                late.lost += not await self._add_lost(1)
+            else:
                 await self._delay(late, session_id, tried, work)
             raise outcome.error
         results: list[Any] = []
@@ -247,9 +249,11 @@ class StoreAccess:
     async def catch_up(self) -> None:
         """Execute the delayed writes, or report why they must wait."""
         late = self._late
-        if late is None or not late.take_over():
+        if late is None:
             return
-        error = (await try_await(self._within_limit(late.catch_up))).error
+        error = (await try_await(self._within_limit(late.catch_up))).error if late.take_over() else None
+        if error is None and late.lost:
+            await self._count_lost(late)
         if error is not None:
             waiting = f"{len(late)} {'write waits' if len(late) == 1 else 'writes wait'} for the record"
             await self._report(StoreError(f"{waiting} and may yet be lost: {error}"))
@@ -320,7 +324,7 @@ class StoreAccess:
             return outcome.value
         if isinstance(outcome.error, Removed):
             self._removals.clear()
-        else:
+        elif not (writes and is_permanent(outcome.error)):  # a record that refuses one request takes the next
             self._breaker.failed()
             self._failure[:] = [f"{outcome.error}"]
         await self._report(outcome.error)
@@ -333,13 +337,17 @@ class StoreAccess:
         if not late.lost:
             return
         count, late.lost = late.lost, 0
+        if await self._add_lost(count):
+            await self._report(StoreError(f"the record works again; {count} writes were lost meanwhile"))
+        else:
+            late.lost += count
+
+    async def _add_lost(self, count: int) -> bool:
+        """Add to the lost writes that the record counts; False if that failed."""
         store = self.as_sql(self.store)
-        if store is not None:
-            counted = await try_await(store.perform(partial(rows.add_lost, count=count)))
-            if counted.error is not None:
-                late.lost += count
-                return
-        await self._report(StoreError(f"the record works again; {count} writes were lost meanwhile"))
+        if store is None:
+            return True
+        return (await try_await(store.perform(partial(rows.add_lost, count=count)))).error is None
 
     @property
     def _is_own(self) -> bool:

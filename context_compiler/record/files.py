@@ -7,6 +7,7 @@ aiosqlite runs its work on a separate thread. Connections are closed before a fo
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import sqlite3
@@ -85,6 +86,8 @@ def explain(error: Exception, path: Path | str) -> StoreError:
         return type(error)(f"{path}: {error}")
     if isinstance(error, FileExistsError | NotADirectoryError):
         return StoreError(f"{path}: a folder of this path is a file; give another path")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreError(f"{path}: {error.strerror}; {REMEDIES[sqlite3.SQLITE_FULL]}")
     if isinstance(error, OSError):
         return StoreError(f"{path}: {error.strerror or error}; check that its folder exists and may be written")
     if isinstance(error, OverflowError):

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from context_compiler import compile_view
+from context_compiler import TokenCounter, compile_view
 from context_compiler.compiler import reasons
+from context_compiler.compiler.cycle import RAW
+from context_compiler.compiler.policy import Plan
 from context_compiler.compiler.reasons import REASONS, Reason, reason_of
+from context_compiler.compiler.view import cycle_drops
+from context_compiler.messages.history import reader_of
+from context_compiler.messages.shapes import WHOLE
+from context_compiler.messages.turns import pair
+from context_compiler.middleware.arguments import SHIPPED, Arguments, Terms
+from context_compiler.settings import Settings
 from tests.support.builders import assistant, exchange, prose, user
 
 
@@ -43,3 +52,15 @@ async def test_a_written_view_shows_what_became_of_each_message(tmp_path: Path) 
     )
     forms = re.findall(r'<article class="cc-message cc-(\w+)"', view.to_html(tmp_path / "view.html").read_text())
     assert forms == ["carried", "summary", "summary", "verbatim", "verbatim", "shortened", "verbatim", "verbatim"]
+
+
+def test_a_drop_names_only_messages_of_its_reason() -> None:
+    messages = [user("Look at all."), *(message for number in range(3) for message in exchange(number)), user("And?")]
+    reader = reader_of(TokenCounter())
+    history = reader.read(messages)
+    policy = Arguments(model="none").policy(SHIPPED, Settings(), Terms())
+    plan = Plan(history=history, pairing=pair(history), policy=policy, reader=reader, fixed=0)
+    why = ((1, 2, "older"), (2, 3, "no room"), (4, 6, "older"))
+    cycle = replace(RAW, decided=6, kept=((0, WHOLE), (3, WHOLE)), why=why)
+    drops = [(drop.what, drop.reason) for drop in cycle_drops(cycle, plan)]
+    assert drops == [("message 1", "older"), ("messages 4-5", "older"), ("message 2", "no room")]

@@ -417,6 +417,37 @@ async def test_lost_writes_are_counted_on_the_record_once_it_works_again(
     await store.close()
 
 
+async def test_a_request_lost_for_its_own_content_is_counted_at_once_and_the_record_stays_in_use(tmp_path: Path) -> None:
+    def refuse(text: str) -> str:
+        if "secret" in text:
+            raise ValueError("a secret")
+        return text
+
+    store = SQLiteStore(tmp_path / "context.db")
+    faulty = Faulty(Notes(), store=store, redact=refuse)
+    for _ in range(4):
+        await faulty.ask("my secret", conversation_id="talk")
+    assert await store.perform(rows.lost) == 8, "each request, and each history with its answer"
+    assert await store.views("talk") == []
+    assert all("a secret" in str(error) for error in faulty.errors), "the record was never left alone"
+    await faulty.ask("hello", conversation_id="other")
+    assert len(await store.views("other")) == 1
+    await store.close()
+
+
+async def test_writes_given_up_at_the_end_are_counted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SQLiteStore(tmp_path / "context.db")
+    faulty = Faulty(Notes(), store=store)
+    await store.verify()
+    release = locked(store.path)
+    await faulty.ask(conversation_id="talk")
+    release()
+    monkeypatch.setattr(late, "LATE_S", -1.0)
+    await faulty.ours.aclose()
+    assert await store.perform(rows.lost) == sum(int(error.split()[0]) for error in given_up(faulty)) > 0
+    await store.close()
+
+
 async def test_a_request_waits_for_the_record_no_longer_than_its_limit_and_is_recorded_behind_its_answer(
     tmp_path: Path,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -204,3 +205,16 @@ async def test_a_path_that_no_file_can_have_is_an_error():
     for path in (f"/tmp/{'x' * 300}/context.db", "/tmp/\0/context.db"):
         with pytest.raises(StoreError):
             await SQLiteStore(path).views()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+async def test_a_full_disk_is_named_whatever_finds_it(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    store = SQLiteStore(tmp_path / "new" / "context.db")
+    monkeypatch.setattr("context_compiler.paths.os.open", full)
+    with pytest.raises(StoreError, match="make room on the disk"):
+        await store.save(request(talk(1)))
