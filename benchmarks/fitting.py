@@ -53,7 +53,7 @@ class Sample:
 
 def features() -> tuple[ranking.Feature, ...]:
     """Features of a message, in the order of a sample's values."""
-    return *ranking.FEATURES, *ranking.BESIDE
+    return *ranking.FEATURES, *ranking.SETTING
 
 
 def weights(less: float, length: float) -> list[float]:
@@ -93,7 +93,7 @@ def numbers_without(name: str, data: Data) -> tuple[float, float]:
     """Fit `LESS` and `LENGTH` of the ranking on all labelled sets but one; without another, they stay."""
     sets = {other: min(budgets) for other, budgets in data.labelled.items() if other != name}
     if not sets:
-        return ranking.LESS, ranking.LENGTH
+        return ranking.SETTING_WEIGHT, ranking.LENGTH
 
     def quality(numbers: tuple[float, float]) -> float:
         own = weights(*numbers)
@@ -105,9 +105,9 @@ def numbers_without(name: str, data: Data) -> tuple[float, float]:
 @contextmanager
 def fitted_without(name: str, data: Data) -> Generator[None]:
     """Rank with numbers that never saw a set."""
-    usual = ranking.LESS, ranking.LENGTH
-    ranking.LESS, ranking.LENGTH = numbers_without(name, data)
+    usual = ranking.SETTING_WEIGHT, ranking.LENGTH
+    ranking.SETTING_WEIGHT, ranking.LENGTH = numbers_without(name, data)
     try:
         yield
     finally:
-        ranking.LESS, ranking.LENGTH = usual
+        ranking.SETTING_WEIGHT, ranking.LENGTH = usual

@@ -35,7 +35,7 @@ def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
 
 def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
     """Measure the points that each feature, and in chats each sign, adds."""
-    drawn, usual = samples(cell.data, data), weights(ranking.LESS, ranking.LENGTH)
+    drawn, usual = samples(cell.data, data), weights(ranking.SETTING_WEIGHT, ranking.LENGTH)
     whole, lost = fmean(sample.held(usual, cell.budget) for sample in drawn), dict[str, float]()
     for number, feature in enumerate(features()):
         rest = [*usual[:number], 0.0, *usual[number + 1 :]]

@@ -95,7 +95,7 @@ class Quote:
     what: str
     """Origin, such as `turn 12`."""
     why: str
-    """pinned, outline, ledger (preserved identifiers), recalled (with its score), or worth most for its tokens."""
+    """Why it is quoted, such as "pinned", or "recalled, score 1.23"; the block of a live agent has no score."""
     text: str
 
 
@@ -465,8 +465,9 @@ def cycle_drops(cycle: Cycle, plan: Plan) -> tuple[Drop, ...]:
                 drops.append(drop_of(index, index + 1, why.get(index, SHORTENED_EARLIER), tokens))
         for reason, indices in gone.items():
             for start, stop in spans(indices):
-                saved = (readings[index].tokens - _price(index, shapes.get(index), plan) for index in range(start, stop))
-                drops.append(drop_of(start, stop, reason, sum(saved)))
+                run = range(start, stop)
+                tokens = sum(readings[index].tokens - _price(index, shapes.get(index), plan) for index in run)
+                drops.append(drop_of(start, stop, reason, tokens))
     return tuple(drops)
 
 

@@ -30,7 +30,7 @@ from context_compiler.fidelity import CAPS, Fidelity
 from context_compiler.messages.history import History, Reader
 from context_compiler.messages.turns import outline, pair
 from context_compiler.middleware.arguments import check_model_name, room_of, window_of
-from context_compiler.middleware.writer import ask
+from context_compiler.middleware.summary_calls import ask
 from context_compiler.recall.passages import passages, write_quotation
 from context_compiler.recall.selection import Candidates
 from context_compiler.record.values import Compile, now, with_null_reasons

@@ -149,7 +149,7 @@ class Middleware:
         request = await self._join(run, request)
         request, result = await self._view_or_fallback(run, await self._attach_layers(run, request), host)
         if result.lost:
-            await self._report_lost(request, len(result.lost))
+            await self._report_lost_rules(request, len(result.lost))
         if result.view.status == "floor_over_budget":
             await self.report(BudgetError(f"even the smallest view is over the budget of {result.view.budget} tokens"))
         else:
@@ -160,7 +160,7 @@ class Middleware:
         """Reduce the budget of a run after a refusal; return the request with the window that it states."""
         return tighten(self.arguments, self._ratios, run, request, refusal)
 
-    async def _report_lost(self, request: Request, count: int) -> None:
+    async def _report_lost_rules(self, request: Request, count: int) -> None:
         """Report, once per conversation, that rules find no room in its requests."""
         lost = "1 rule finds" if count == 1 else f"{count} rules find"
         where = f"a request of {safe_line(request.session_id)}"

@@ -34,7 +34,7 @@ from context_compiler.middleware.middleware import record_of
 from context_compiler.middleware.request import Request
 from context_compiler.middleware.respond import assemble_view
 from context_compiler.middleware.state import CompilerState, RequestContext, Result, Run, read_request
-from context_compiler.middleware.writer import ask
+from context_compiler.middleware.summary_calls import ask
 from context_compiler.record.store import Store, open_store
 from context_compiler.record.values import Drop, Entry, Record
 from context_compiler.settings import Count, Settings

@@ -29,7 +29,7 @@ from context_compiler.errors import CompileError
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.spending import Place, Spending, SummaryCall
 from context_compiler.middleware.store_access import StoreAccess
-from context_compiler.middleware.writer import ask
+from context_compiler.middleware.summary_calls import ask
 from context_compiler.record.sessions import claim_compile, renew_claim
 from context_compiler.resilience import Breaker, Report, try_await
 from context_compiler.tokens import TokenCounter

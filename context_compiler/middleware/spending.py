@@ -17,7 +17,7 @@ from context_compiler.compiler.summary import SummaryResponse, model_alias
 from context_compiler.errors import BudgetError
 from context_compiler.messages.printable import safe_line
 from context_compiler.middleware.archive import Archive
-from context_compiler.middleware.writer import answer_room
+from context_compiler.middleware.summary_calls import answer_room
 from context_compiler.record.costs import compile_cost
 from context_compiler.resilience import Report
 from context_compiler.tokens import Ratios, TokenCounter, model_family

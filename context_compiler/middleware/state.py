@@ -30,7 +30,7 @@ from context_compiler.messages.shapes import Shape
 from context_compiler.messages.turns import Outline, Pairing, outline, pair, turn_index
 from context_compiler.middleware.arguments import SHIPPED, Arguments
 from context_compiler.middleware.request import Host, Request, is_long
-from context_compiler.middleware.writer import answer_room
+from context_compiler.middleware.summary_calls import answer_room
 from context_compiler.record.database import Moment
 from context_compiler.record.values import FIXED, Compile, Drop
 from context_compiler.resilience import TimeLimit, attempt

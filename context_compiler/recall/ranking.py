@@ -1,7 +1,7 @@
 """Rank past messages and passages against a question: a sum of nine features, each at most 1.
 
-`FEATURES` and `BESIDE` list those of a message; the ninth, of a passage, is its own words. A new signal is one function
-and one line. The weights are the same for every kind of conversation.
+`FEATURES` and `SETTING` list those of a message; the ninth, of a passage, is its own words. A new signal is one
+function and one line. The weights are the same for every kind of conversation.
 
 A ranking always has a best entry; `Relevance` shows if even that one is irrelevant.
 """
@@ -227,7 +227,7 @@ def _sought(asked: Asked) -> Iterable[float]:
 FEATURES = (Feature("words", _words), Feature("brevity", _brevity))
 """Features of a message alone: BM25 as a fraction of the best; few words."""
 
-BESIDE = (
+SETTING = (
     Feature("around", _around),
     Feature("stretch", _stretch),
     Feature("speaker", _speaker),
@@ -235,10 +235,10 @@ BESIDE = (
     Feature("taste", _taste),
     Feature("sought", _sought),
 )
-"""Features of its place and kind, which weigh `LESS`: BM25 of its neighbourhood and of its stretch of the conversation,
-each as a fraction of the best; the speaker, the day, and the kind of message that the question asks for."""
+"""Features of its place and kind, which weigh `SETTING_WEIGHT`: BM25 of its neighbourhood and of its stretch of the
+conversation, each as a fraction of the best; the speaker, the day, and the kind of message that the question wants."""
 
-LESS = 0.7
+SETTING_WEIGHT = 0.7
 """Weight of those features."""
 
 OWN_WORDS = 0.4
@@ -264,7 +264,7 @@ class Ranking:
         self._wanted = asked.wanted
         self._beginnings = [(start, term) for term in self._wanted for start in beginnings(term)]
         self._raw = [0.0] * stop
-        for weight, features in ((1, FEATURES), (LESS, BESIDE)):
+        for weight, features in ((1, FEATURES), (SETTING_WEIGHT, SETTING)):
             for values in filter(None, (feature.value(asked) for feature in features)):
                 self._raw = [score + weight * value for score, value in zip(self._raw, values, strict=False)]
         self._found = bool(any(asked.words) or any(asked.days))

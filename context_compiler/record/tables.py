@@ -1,7 +1,8 @@
 """The tables of the record, each described once. Both databases, seals, exports, copies and removals derive from here.
 
 A table comes after the tables that it refers to. A `_tip` column contains the id of a node, except in `cycles`, where
-it is a chain id. A `seal` is a checksum of the other columns of a row; rows that are named by their content have none.
+it is a chain id. A `seal`, the last column because PostgreSQL saves rows by position, is a checksum of the others; rows
+that are named by their content have none.
 Types are those of SQLite, and two more: NAME is a text that is compared byte by byte, BYTES a text or compressed.
 """
 

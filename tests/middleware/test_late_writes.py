@@ -417,7 +417,9 @@ async def test_lost_writes_are_counted_on_the_record_once_it_works_again(
     await store.close()
 
 
-async def test_a_request_lost_for_its_own_content_is_counted_at_once_and_the_record_stays_in_use(tmp_path: Path) -> None:
+async def test_a_request_lost_for_its_own_content_is_counted_and_the_record_stays_in_use(
+    tmp_path: Path,
+) -> None:
     def refuse(text: str) -> str:
         if "secret" in text:
             raise ValueError("a secret")
