@@ -16,7 +16,14 @@ from typing import Any, Literal, TypeVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolSearchCallPart,
+    ToolSearchReturnPart,
+)
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from context_compiler.compiler.view import View
@@ -28,6 +35,8 @@ from tests.support.texts import texts
 from tests.support.views import assert_answered, assert_sound, counter, own_texts
 
 T = TypeVar("T")
+
+ASK = "Please look at src/app/main.py and tell me why the build fails."
 
 BUDGETS = st.sampled_from([20, 40, 60, 100, 200, 400, 800, 1_500, 3_000, 8_000, 20_000])
 FIDELITIES = st.sampled_from([None, *Fidelity])
@@ -79,6 +88,15 @@ def test_a_view_is_within_budget_whole_and_ends_with_the_last_request(kind: dict
             assert all(sent is original for sent, original in zip(view.messages, history, strict=True))
 
     check()
+
+
+def test_a_host_exchange_that_stays_alone_is_paid_for_with_the_lines_around_it() -> None:
+    asked = ToolSearchCallPart(args={"queries": ["maps"]}, tool_call_id="find")
+    told = ToolSearchReturnPart(content={"discovered_tools": [{"name": "maps_find"}]}, tool_call_id="find")
+    loaded = [ModelResponse(parts=[asked]), ModelRequest(parts=[told])]
+    history = [user(ASK, system=ASK), assistant(ASK), user(ASK), *loaded, assistant(ASK), user(ASK)]
+    for budget in range(60, 140, 3):
+        assert_sound(compiled(history, "extractive", budget), history)
 
 
 def _unbroken(history: list[ModelMessage]) -> bool:

@@ -159,8 +159,8 @@ class Draft:
         self.shapes: list[Shape | None] = list(shapes)
         self._needless = superseded_parts(history)
         self._leads = _may_lead(history, outline) | _after_dropped(self.shapes)
-        self._lead = counter.text(LEFT_OUT) + MESSAGE_OVERHEAD
         self._line = counter.text(ELLIPSIS) + MESSAGE_OVERHEAD
+        self._lead = counter.text(LEFT_OUT) + MESSAGE_OVERHEAD + self._line  # a tool exchange takes nobody's turn
         self._held: set[int] = set()
         self.pins = frozenset[int]()
         """Pinned messages: they stay unchanged until little else is left."""
@@ -281,7 +281,7 @@ def _after_dropped(shapes: Sequence[Shape | None]) -> frozenset[int]:
 
 
 def _may_lead(history: History, outline: Outline) -> frozenset[int]:
-    """Positions of responses with which a view might begin; the line needed before them is included in their price."""
+    """Positions of responses with which a view might begin; the lines around them are included in their price."""
     unprompted = {
         group.start for turn in outline.turns if not history.readings[turn.start].has_prompt for group in turn.groups
     }
