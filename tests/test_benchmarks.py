@@ -385,11 +385,11 @@ class TwoSets(Data):
 
 
 def test_the_ranking_is_fitted_without_the_set_that_it_is_measured_on() -> None:
-    usual, data = (ranking.LESS, ranking.LENGTH), TwoSets(None)
+    usual, data = (ranking.SETTING_WEIGHT, ranking.LENGTH), TwoSets(None)
     with fitting.fitted_without("unseen", data):
-        fitted = ranking.LESS, ranking.LENGTH
+        fitted = ranking.SETTING_WEIGHT, ranking.LENGTH
         assert fitted == fitting.numbers_without("unseen", data) != usual
-    assert (ranking.LESS, ranking.LENGTH) == usual
+    assert (ranking.SETTING_WEIGHT, ranking.LENGTH) == usual
     drawn = fitting.samples("seen", data)
     held = [fmean(sample.held(fitting.weights(*own), 100) for sample in drawn) for own in (fitted, (-9, 2.5))]
     assert held[0] > 0.9 > held[1]
@@ -397,7 +397,7 @@ def test_the_ranking_is_fitted_without_the_set_that_it_is_measured_on() -> None:
 
 def test_leaving_out_the_only_feature_of_the_ranking_loses_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranking, "FEATURES", ranking.FEATURES[:1])
-    monkeypatch.setattr(ranking, "BESIDE", ())
+    monkeypatch.setattr(ranking, "SETTING", ())
     (cell,) = ablations.cells(Data(None), ["ours"])
     approach = load("ours")
     assert isinstance(approach, Approach)

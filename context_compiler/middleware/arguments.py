@@ -125,7 +125,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What determines the budget of a request: its model, and what limits a request to it."""
+    """Facts that determine the budget of a request: its model, and what limits a request to it."""
 
     model: str = "none"
     """Name of the run's model, which writes summaries unless the caller named another."""

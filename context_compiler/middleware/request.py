@@ -108,7 +108,7 @@ class Request:
 
     @property
     def terms(self) -> Terms:
-        """What determines the budget."""
+        """Facts that determine the budget."""
         return Terms(
             model=self.model,
             provider=self.provider,

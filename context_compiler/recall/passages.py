@@ -143,7 +143,6 @@ def passages(
     pieces: list[Passage] = []
     turn, stop, last = 0, 0, len(history)
     for position in wanted:
-        check_time()
         if position >= stop:
             turns_begun = bisect_right(starts, position)
             turn, stop = (
@@ -152,11 +151,13 @@ def passages(
             )
         reading = readings[position]
         if reading.exchanges:
+            check_time()
             pieces += _of_message(history, position, turn, exchanges, price, bears)
         else:
             key = (id(counter), names[position], turn, reading.day)
             kept = _known.get(key)
             if kept is None:
+                check_time()
                 kept = counter, _of_message(history, position, turn, exchanges, price)
                 _known.keep(key, kept)
             pieces += kept[1]

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import nlargest
-from itertools import accumulate
+from itertools import accumulate, repeat
 from math import inf
+from operator import add, mul
 from statistics import fmean
 from typing import NamedTuple
 
@@ -75,6 +76,8 @@ class Asked:
     def wanted(self) -> dict[str, float]:
         """Idf of the question's terms that occur in the index, rarest first, without the names of the two speakers.
 
+        Terms of sentences beside the one that asks, such as a greeting or a pasted line, weigh `SETTING_WEIGHT`.
+
         Of a long question, such as one with a pasted text, only terms that occur before `stop` count: else the words of
         the paste, which occur nowhere else, would be the rarest and leave no room for others.
         """
@@ -85,7 +88,7 @@ class Asked:
             spreads = [(spread, term) for spread, term in spreads if posts[term][0] < self.stop]
         work = accumulate(spread for spread, _ in spreads)
         return {
-            term: idf(size, spread)
+            term: idf(size, spread) * (SETTING_WEIGHT if term in self.question.beside else 1)
             for (spread, term), done in zip(spreads[:MAX_TERMS], work, strict=False)
             if done <= WORK or done == spread
         }
@@ -266,7 +269,7 @@ class Ranking:
         self._raw = [0.0] * stop
         for weight, features in ((1, FEATURES), (SETTING_WEIGHT, SETTING)):
             for values in filter(None, (feature.value(asked) for feature in features)):
-                self._raw = [score + weight * value for score, value in zip(self._raw, values, strict=False)]
+                self._raw = list(map(add, self._raw, map(mul, repeat(weight), values)))
         self._found = bool(any(asked.words) or any(asked.days))
         """True if a message contains a term of the question, or is of a day that it names."""
 

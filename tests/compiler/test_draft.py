@@ -11,7 +11,7 @@ from pydantic_ai.messages import (
     ToolAvailabilityDeltaPart,
 )
 
-from context_compiler.messages.fences import LEFT_OUT
+from context_compiler.messages.fences import ELLIPSIS, LEFT_OUT
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.shapes import WHOLE, Shape
 from tests.compiler.benches import LONG, bench, checked, gone, reason
@@ -119,8 +119,8 @@ def test_a_message_tied_to_the_active_turn_stays() -> None:
     assert gone(on) == [0, 3]
 
 
-def test_a_leading_answer_adds_the_cost_of_a_line_before_it() -> None:
-    line = counter.text(LEFT_OUT) + MESSAGE_OVERHEAD
+def test_a_leading_answer_adds_the_cost_of_the_lines_around_it() -> None:
+    line = counter.text(LEFT_OUT) + MESSAGE_OVERHEAD + counter.text(ELLIPSIS) + MESSAGE_OVERHEAD
     loads: list[Any] = [
         LoadCapabilityCallPart(args={"id": "maps"}, tool_call_id="c"),
         LoadCapabilityReturnPart(content={"message": "loaded"}, tool_call_id="c"),
