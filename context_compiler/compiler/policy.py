@@ -81,7 +81,7 @@ class Limits:
     """Tokens to cut below the low threshold to make room for that block."""
     rules: int
     """Part of `fixed` that is reserved for the rules of the conversation."""
-    framing: int = 0
+    framing: int
     """Tokens that the host adds to the messages when it renders them."""
 
     @property
@@ -261,6 +261,7 @@ def limits(
         block_reserve=0,
         extra_cut=0,
         rules=0,
+        framing=0,
     )
 
 

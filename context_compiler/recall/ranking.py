@@ -87,11 +87,12 @@ class Asked:
         if len(spreads) > MAX_TERMS:
             spreads = [(spread, term) for spread, term in spreads if posts[term][0] < self.stop]
         work = accumulate(spread for spread, _ in spreads)
-        return {
-            term: idf(size, spread) * (SETTING_WEIGHT if term in self.question.beside else 1)
+        weights = {
+            term: idf(size, spread)
             for (spread, term), done in zip(spreads[:MAX_TERMS], work, strict=False)
             if done <= WORK or done == spread
         }
+        return weights | {term: SETTING_WEIGHT * weights[term] for term in weights.keys() & self.question.beside}
 
     @cached_property
     def postings(self) -> list[tuple[float, list[tuple[int, int]]]]:

@@ -32,7 +32,6 @@ from sys import float_info, intern
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
-from context_compiler.cache import CACHED
 from context_compiler.messages.history import History
 from context_compiler.messages.instructions import instruction_sentences
 from context_compiler.messages.turns import Outline
@@ -222,9 +221,9 @@ def _pairs(passage: Passage) -> frozenset[tuple[str, str]]:
     return _word_pairs(text) or _word_pairs(passage.text)
 
 
-@lru_cache(maxsize=CACHED)
+@lru_cache(maxsize=4_096)
 def _word_pairs(text: str) -> frozenset[tuple[str, str]]:
-    """Pairs of adjacent words, or the only word; cached because the same messages are candidates at every turn."""
+    """Pairs of adjacent words, or the only word."""
     texts = words(text)
     return frozenset(pairwise(texts)) or frozenset((word, "") for word in texts)
 
