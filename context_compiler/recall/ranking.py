@@ -274,7 +274,7 @@ class Ranking:
         self._found = bool(any(asked.words) or any(asked.days))
         """True if a message contains a term of the question, or is of a day that it names."""
 
-    @property
+    @cached_property
     def end(self) -> float:
         """Score at which the answer ends, wherever the best passage is, also if a view shows it already.
 
