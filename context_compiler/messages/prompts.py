@@ -151,15 +151,8 @@ def asking_part(text: str, counter: TokenCounter) -> str:
 
 def asking_share(text: str) -> float:
     """Fraction of a prompt's characters that are in questions; the rest is new information."""
-    asking, rest = (sum(map(len, sentences)) for sentences in split_by_asking(text))
-    return asking / max(1, asking + rest)
-
-
-def split_by_asking(text: str) -> tuple[list[str], list[str]]:
-    """The sentences of a text that ask, and the others."""
-    sentences = _SENTENCE.findall(text.strip())
-    asking = [sentence for sentence in sentences if _is_request(sentence)]
-    return asking, [sentence for sentence in sentences if sentence not in asking]
+    sizes = [(len(sentence), _is_request(sentence)) for sentence in _SENTENCE.findall(text.strip())]
+    return sum(size for size, asking in sizes if asking) / max(1, sum(size for size, _ in sizes))
 
 
 def _is_request(text: str) -> bool:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from context_compiler.ids import text_hash
 from context_compiler.messages.history import History, Reading
 from context_compiler.messages.items import Kind, without_files
-from context_compiler.messages.prompts import asking_part, asks, split_by_asking
+from context_compiler.messages.prompts import asking_part, asks
 from context_compiler.messages.turns import continues_run, is_prompt, prompt_at
 from context_compiler.recall.index import LASTING, PLACED, TIMED
 from context_compiler.recall.terms import PROSE, prose, terms
@@ -107,8 +107,6 @@ class Question:
     """Features of one question."""
 
     terms: frozenset[str]
-    beside: frozenset[str]
-    """Those of sentences that do not ask, beside one that does, and not in that."""
     months: frozenset[str]
     """Months named in the question, as two digits."""
     dates: frozenset[str]
@@ -139,14 +137,12 @@ class Question:
     def of(cls, text: str) -> Question:
         """Analyze the text of a question."""
         text = prose(text)
-        asking, rest = (frozenset(terms(" ".join(sentences))) for sentences in split_by_asking(text))
         order, whole, own = bool(_ORDER.search(text)), bool(_WHOLE.search(text)), frozenset(terms(text))
         broad = order or whole or bool(_BROAD.search(text))
         months = {f"{number:02}" for number, month in enumerate(_NAMED, 1) if month.search(text)}
         dates = frozenset(date for _, date in dated(text))
         return cls(
             terms=(own - _TALK or own) if whole else own,
-            beside=rest - asking if asking else frozenset(),
             months=frozenset(months.union(_DATED.findall(text), (date[5:7] for date in dates if len(date) > 5))),
             dates=dates,
             sought=next((flag for flag, word in _SOUGHT if word.search(text)), 0),

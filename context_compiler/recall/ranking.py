@@ -76,8 +76,6 @@ class Asked:
     def wanted(self) -> dict[str, float]:
         """Idf of the question's terms that occur in the index, rarest first, without the names of the two speakers.
 
-        Terms of sentences beside the one that asks, such as a greeting or a pasted line, weigh `SETTING_WEIGHT`.
-
         Of a long question, such as one with a pasted text, only terms that occur before `stop` count: else the words of
         the paste, which occur nowhere else, would be the rarest and leave no room for others.
         """
@@ -87,12 +85,11 @@ class Asked:
         if len(spreads) > MAX_TERMS:
             spreads = [(spread, term) for spread, term in spreads if posts[term][0] < self.stop]
         work = accumulate(spread for spread, _ in spreads)
-        weights = {
+        return {
             term: idf(size, spread)
             for (spread, term), done in zip(spreads[:MAX_TERMS], work, strict=False)
             if done <= WORK or done == spread
         }
-        return weights | {term: SETTING_WEIGHT * weights[term] for term in weights.keys() & self.question.beside}
 
     @cached_property
     def postings(self) -> list[tuple[float, list[tuple[int, int]]]]:
