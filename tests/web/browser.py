@@ -63,14 +63,14 @@ def serving(app: Any) -> Iterator[str]:
         listener.close()
 
 
-def chat_app(folder: Path, *, delay: float = 0.0, budget: int = 2_000) -> Any:
+def chat_app(folder: Path, *, delay: float = 0.0, budget: int = 2_000, model: ScriptedModel | None = None) -> Any:
     """The application over a new record in a folder, with chats that answer from a script."""
     db = folder / "context.db"
 
     def agent_of(name: str) -> Agent[None, str]:
         if not name.startswith("scripted"):
             raise SettingsError(f"model {name!r}: there is no such model")
-        return Agent(ScriptedModel(delay=delay), name="chat")
+        return Agent(model or ScriptedModel(delay=delay), name="chat")
 
     models = ("scripted:0", "acme:one")
     defaults = ChatDefaults(model="scripted", models=models, db=db, system=folder, budget=budget)
