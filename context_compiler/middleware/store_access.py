@@ -192,10 +192,10 @@ class StoreAccess:
                 raise
             if outcome.error is None:
                 return outcome.value
-            if is_permanent(outcome.error):
-                late.lost += not await self._add_lost(1)
-            else:
+            if not is_permanent(outcome.error):
                 await self._delay(late, session_id, tried, work)
+            elif not await self._add_lost(1):
+                late.lost += 1
             raise outcome.error
         results: list[Any] = []
 
