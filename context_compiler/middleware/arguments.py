@@ -130,6 +130,7 @@ class Terms:
     model: str = "none"
     """Name of the run's model, which writes summaries unless the caller named another."""
     provider: str | None = None
+    """Provider of the model, by the host's name for it."""
     family: str = ""
     """Tokenizer family of the model."""
     window: int | None = None
@@ -141,7 +142,7 @@ class Terms:
     limit: int | None = None
     """Maximum input tokens of a request, by the run's usage limits."""
     cache: str = ""
-    """Cache time, "5m" or "1h", if the request is written to a prompt cache."""
+    """Cache time, "5m" or "1h", if the request is written to a prompt cache, because such writes may cost more."""
 
 
 @dataclass(repr=False)

@@ -67,7 +67,7 @@ async def fallback(compiler: CompilerState, run: Run, request: Request, host: Ho
 
 def _ceiling(compiler: CompilerState, run: Run, request: Request) -> tuple[int, int | None]:
     """Budget and maximum for this request in exact tokens; a maximum of None means no limit."""
-    budget, allowed = compiler.arguments.whole_budget(request.terms)
+    budget, allowed = compiler.arguments.whole_budget(request)
     if allowed is None and run.refused:
         allowed = budget
     share = run.tight / run.ratios.of(request.family)

@@ -216,7 +216,7 @@ class Middleware:
 
     async def _report_unpriced(self, request: Request) -> None:
         """Report, once per model, that a budget in money cannot be used because the model has no known price."""
-        budget, _ = self.arguments.whole_budget(request.terms)
+        budget, _ = self.arguments.whole_budget(request)
         remedy = "give a budget in tokens, or Money(…, fallback=…)"
         unknown = f"budget={self.arguments.budget!r}: no price is known for {safe_line(request.model)}"
         error = SettingsError(f"{unknown}, so it is {budget:,} tokens; {remedy}")
@@ -356,7 +356,7 @@ class Middleware:
             return block
         share, counter = self.arguments.recall_across, self.state.counter
         last = self.state.reader.one(request.messages[-1])
-        budget, _ = self.arguments.whole_budget(request.terms)
+        budget, _ = self.arguments.whole_budget(request)
         room = int(budget / run.ratios.of(request.family)) - request.overhead - block.tokens
         free = room - min(last.tokens, room - room // LARGE)
         most = min(int(share * room) if isinstance(share, float) else share, free)
@@ -375,7 +375,7 @@ class Middleware:
             if request.owner or (callable(self.arguments.owner) and isinstance(layers.store, Tenants)):
                 layers = layers.scoped(request.owner)
         state = await load_state(layers, request.session_id, timeout=self.arguments.timeout)
-        budget, _ = self.arguments.whole_budget(request.terms)
+        budget, _ = self.arguments.whole_budget(request)
         room = int(budget / run.ratios.of(request.family)) - request.overhead
         return layer_block(
             role,

@@ -71,7 +71,7 @@ def tighten(arguments: Arguments, ratios: Ratios, run: Run, request: Request, re
     """
     low, high = PLAUSIBLE
     ratio = max(run.ratios.of(request.family), run.ratio)  # a view of a cycle keeps the cycle's, if it is higher
-    before = arguments.whole_budget(request.terms)[0] / ratio * run.tight
+    before = arguments.whole_budget(request)[0] / ratio * run.tight
     counted, window = refusal.counted(low * run.sent, high * run.sent), refusal.window(LEAST)
     if window is not None:
         run.learn_window(window)
@@ -82,7 +82,7 @@ def tighten(arguments: Arguments, ratios: Ratios, run: Run, request: Request, re
         ratio = max(run.ratios.of(request.family), counted / run.sent)
         run.ratios.hold(request.family, ratio)
     request = replace(request, learnt=smaller(request.learnt, run.window))
-    budget, _ = arguments.whole_budget(request.terms)
+    budget, _ = arguments.whole_budget(request)
     whole = budget / ratio
     most = whole if run.window is None else STATED_SHARE * whole
     if run.window is None or not counted or counted <= budget:  # the numbers do not explain the refusal

@@ -151,7 +151,7 @@ class ProviderCounts:
 
     def _budget(self, run: Run, request: Request) -> float:
         """Budget of a request in tokens of its provider."""
-        return self._arguments.whole_budget(request.terms)[0] * run.tight
+        return self._arguments.whole_budget(request)[0] * run.tight
 
     def _measure(self, run: Run, request: Request, count: Count) -> None:
         """Learn from a count; if its ratio is lower than the current one, it is used for the rest of the run.

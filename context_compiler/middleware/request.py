@@ -54,7 +54,7 @@ WIDTH = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Terms):
     """One model request, without host types except messages."""
 
     messages: list[ModelMessage]
@@ -64,20 +64,8 @@ class Request:
     scope: str = ""
     """Scope within which compiles may be shared; empty for unnamed conversations."""
     run_id: str | None = None
-    model: str = "none"
-    provider: str | None = None
-    """Provider of the model, by the host's name for it."""
-    family: str = ""
-    window: int | None = None
     served: Served | None = None
     """Address and name of the model; None if it is not known."""
-    learnt: int | None = None
-    """Context window that the server itself has stated, if that is known."""
-    max_tokens: int | None = None
-    limit: int | None = None
-    """Maximum input tokens of a request, by the run's usage limits."""
-    cache: str = ""
-    """Cache time, "5m" or "1h", if the request is written to a prompt cache, because such writes may cost more."""
     overhead: int = 0
     """Exact tokens of instructions, tools and output schema."""
     hash: str | None = ""
@@ -105,20 +93,6 @@ class Request:
     def fixed(self) -> int:
         """Exact tokens of everything except the history."""
         return self.overhead + self.layers.tokens
-
-    @property
-    def terms(self) -> Terms:
-        """Facts that determine the budget."""
-        return Terms(
-            model=self.model,
-            provider=self.provider,
-            family=self.family,
-            window=self.window,
-            learnt=self.learnt,
-            max_tokens=self.max_tokens,
-            limit=self.limit,
-            cache=self.cache,
-        )
 
 
 class Host(Protocol):

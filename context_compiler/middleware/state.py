@@ -575,7 +575,7 @@ def read_request(
     policy = arguments.policy(
         SHIPPED if plain else arguments.templates(request.owner),
         compiler.settings,
-        request.terms,
+        request,
         template="extractive" if plain else arguments.template,
         scope=_scope(arguments.place, request) if host is not None else "",
         refs=request.refs,
