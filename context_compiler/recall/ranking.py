@@ -9,13 +9,14 @@ A ranking always has a best entry; `Relevance` shows if even that one is irrelev
 from __future__ import annotations
 
 import datetime
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from heapq import nlargest
-from itertools import accumulate, repeat
+from itertools import accumulate, chain, repeat, takewhile
 from math import inf
-from operator import add, mul
+from operator import add, mul, sub, truediv
 from statistics import fmean
 from typing import NamedTuple
 
@@ -117,10 +118,9 @@ class Asked:
     def around(self) -> list[float]:
         """BM25 of each message together with `NEAR` messages on either side."""
         before = [0, *accumulate(self.index.sizes[: self.stop])]
-        first = [before[0]] * NEAR + before[:-1]
+        first = [0] * NEAR + before[:-1]
         last = before[1 + NEAR :] + before[-1:] * NEAR
-        sizes = [stop - start for start, stop in zip(first, last[: self.stop], strict=False)]
-        return self._bm25_of_groups(sizes, 1, NEAR)
+        return self._bm25_of_groups([*map(sub, last[: self.stop], first)], 1, NEAR)
 
     @cached_property
     def stretch(self) -> list[float]:
@@ -131,7 +131,7 @@ class Asked:
             before[min(self.stop, position + 2 * STRETCH)] - before[max(0, position - STRETCH)] for position in starts
         ]
         scores = self._bm25_of_groups(sizes, STRETCH, 1)
-        return [scores[position // STRETCH] for position in range(self.stop)]
+        return [*chain.from_iterable(repeat(score, STRETCH) for score in scores)][: self.stop]
 
     def _bm25_of_groups(self, sizes: Sequence[int], part: int, reach: int) -> list[float]:
         """BM25 of groups of messages, each taken as one document: a part of `part` messages with `reach` on each side.
@@ -142,20 +142,23 @@ class Asked:
         average = sum(sizes) / (count or 1) or 1.0
         base, slope, giant = K1 * (1 - B), K1 * B / average, GIANT * average
         for weight, pairs in self.postings:
-            often: dict[int, int] = {}
+            often = defaultdict[int, int](int)
             for position, times in pairs:
                 own = position // part
                 for group in range(own - reach if own > reach else 0, min(count, own + reach + 1)):
-                    often[group] = often.get(group, 0) + times
+                    often[group] += times
             most = weight * (K1 + 1)
             for group, times in often.items():
-                scores[group] += most * times / (times + base + slope * min(sizes[group], giant))
+                size = sizes[group]
+                scores[group] += most * times / (times + base + slope * (size if size < giant else giant))
         return scores
 
     @cached_property
     def days(self) -> list[float]:
-        """Closeness of each day of the conversation to the month, or the date, that the question names."""
+        """Closeness of each day of the conversation to the month, or the date, that the question names; else none."""
         named, dates = self.question.months, bool(self.question.dates)
+        if not named and not dates:
+            return []
         return [((day[5:7] in named) + self._closeness(day)) / (1 + dates) for day in self.index.days]
 
     def _closeness(self, day: str) -> float:
@@ -183,7 +186,13 @@ class Feature(NamedTuple):
 
 def _of_best(values: Sequence[float]) -> list[float]:
     best = max(values, default=0.0) or 1.0
-    return [value / best for value in values]
+    return [*map(truediv, values, repeat(best))]
+
+
+def _total(features: Iterable[Feature], asked: Asked) -> Iterable[float]:
+    """Sum of the features of each message."""
+    values = filter(None, (feature.value(asked) for feature in features))
+    return reduce(lambda total, value: map(add, total, value), values, [0.0] * asked.stop)
 
 
 def _words(asked: Asked) -> Iterable[float]:
@@ -264,10 +273,8 @@ class Ranking:
         self._asked = asked = Asked(index, question, stop, question_at)
         self._wanted = asked.wanted
         self._beginnings = [(start, term) for term in self._wanted for start in beginnings(term)]
-        self._raw = [0.0] * stop
-        for weight, features in ((1, FEATURES), (SETTING_WEIGHT, SETTING)):
-            for values in filter(None, (feature.value(asked) for feature in features)):
-                self._raw = list(map(add, self._raw, map(mul, repeat(weight), values)))
+        setting = map(mul, repeat(SETTING_WEIGHT), _total(SETTING, asked))
+        self._raw = [*map(add, _total(FEATURES, asked), setting)]
         self._found = bool(any(asked.words) or any(asked.days))
         """True if a message contains a term of the question, or is of a day that it names."""
 
@@ -283,10 +290,14 @@ class Ranking:
         return mean + END * (max(self._raw) + OWN_WORDS - mean)
 
     def best(self, without: Set[int] = frozenset()) -> list[int]:
-        """Positions of the messages that may belong to the answer, best first; `without` has those to leave out."""
-        least = self.end - OWN_WORDS
-        found = [at for at, score in enumerate(self._raw) if score >= least and at not in without]
-        return sorted(found, key=self._raw.__getitem__, reverse=True)
+        """Positions of the messages that may belong to the answer, best first; `without` has those to leave out.
+
+        Their own words may lift the best `CLOSE` above the end; the others must be above it without.
+        """
+        scores, end = self._raw, self.end
+        near = (position for position, score in enumerate(scores) if score >= end - OWN_WORDS)
+        ranked = sorted((position for position in near if position not in without), key=scores.__getitem__, reverse=True)
+        return [*ranked[:CLOSE], *takewhile(lambda position: scores[position] >= end, ranked[CLOSE:])]
 
     def passages(self, candidates: Sequence[Passage]) -> list[float]:
         """Score of each passage, from 0.

@@ -1,13 +1,12 @@
-"""Select passages within a token limit: first those that answer the question, then those worth most for their tokens.
+"""Select passages within a token limit: those that answer a question, or without one those worth most for their tokens.
 
-`Candidates.choose` has three stages; each takes passages in order until the room is used up:
+`Candidates.choose` takes passages in order until the room is used up:
 
-1. Mentions, only for a question about a sequence or the whole conversation: the best answers of each quarter of the
-   conversation in turn, because many brief mentions answer such a question.
-2. Answers: all candidates by relevance to the question.
-3. Coverage: all candidates by the worth of their message per token of the message.
+* For a question, by relevance. If it is about a sequence or the whole conversation, it first takes mentions: the best
+  answers of each quarter of the conversation in turn, because many brief mentions answer such a question.
+* Without one, by the worth of their message per token of the message.
 
-Each takes passages whose word pairs are new: what was said a second time, also with another number, is quoted once.
+It takes passages whose word pairs are new: what was said a second time, also with another number, is quoted once.
 
 The worth of a message estimates, without a question, how likely later questions need it. It is e to the sum of the
 signs below, whose weights were fitted (Poisson regression, rounded) on labelled conversations. In a chat with an
@@ -90,7 +89,7 @@ class Candidates:
 
         Args:
             candidates: Passages to select from.
-            ranks: Relevance of each candidate to the question. If none is above 0, only coverage decides. Ties go to
+            ranks: Relevance of each candidate to the question; if none is above 0, there is no question. Ties go to
                 the earlier passage.
             mentions: Least rank of a mention; None unless the question is for a sequence or the whole conversation.
             newer: Place of the passage that revises a candidate, by place of the candidate. A candidate is taken only
@@ -108,9 +107,8 @@ class Candidates:
     def choose(self, room: int) -> tuple[Passage, ...]:
         """Select passages that `write_quotation` writes in at most `room` tokens; in order of the conversation."""
         quotation, taken = Quotation(self._ordered, room), set[tuple[str, str]]()
-        for stage in (self._mentions, self._answers, self._informative):
-            if quotation.left >= MIN_QUOTE:
-                _take_new(quotation, stage(), taken, self._after)
+        for stage in (self._mentions, self._answers) if self._ranks else (self._informative,):
+            _take_new(quotation, stage(), taken, self._after)
         return quotation.passages
 
     def _mentions(self) -> Sequence[int]:
