@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, cast, get_args
 
-from pydantic import ValidationError
-
 from context_compiler.errors import LayersError
 from context_compiler.layers.index import Row
-from context_compiler.layers.models import EntitySnapshot, Status, list_field
+from context_compiler.layers.models import EntitySnapshot, Status, list_field, parse_layer
 
 VERSION = 1
 
@@ -55,7 +53,7 @@ def parse_registry(fields: Mapping[str, Any]) -> RegistryData:
     return RegistryData(
         current_turn=turn,
         entities=entities,
-        ids=_parse_ids(fields, entities),
+        ids={ref: str(id) for ref, id in mapping_field(fields, "ids").items() if id is not None and ref in entities},
         data={ref: data for ref, data in mapping_field(fields, "data").items() if ref in entities},
         demoted={str(ref) for ref in list_field(fields, "demoted")}.intersection(entities),
         counters=_parse_counters(fields, "counters"),
@@ -67,7 +65,9 @@ def _parse_entities(listed: Any) -> dict[str, Row]:
     if not isinstance(listed, list | tuple):
         raise LayersError(f"id_registry: entities is a {type(listed).__name__}; give a list")
     rows: list[Row] = [
-        dict(row) if _is_valid_row(row) else _parse_row(row, index)
+        dict(row)
+        if _is_valid_row(row)
+        else parse_layer(EntitySnapshot, row, f"id_registry: entities[{index}]").model_dump()
         for index, row in enumerate(cast("list[Any]", listed))
     ]
     return {row["ref"]: row for row in rows}
@@ -85,15 +85,6 @@ def _is_valid_row(row: Any) -> bool:
     return tuple(map(type, values)) in VALUE_TYPES and bool(values[0]) and values[3] in STATUSES
 
 
-def _parse_row(row: Any, position: int) -> Row:
-    try:
-        return EntitySnapshot.model_validate(row).model_dump()
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        path = "".join(f".{step}" for step in first["loc"])
-        raise LayersError(f"id_registry: entities[{position}]{path}: {first['msg']}") from None
-
-
 def mapping_field(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return the mapping stored under a key; empty if there is none.
 
@@ -104,12 +95,6 @@ def mapping_field(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise LayersError(f"id_registry: {name} is a {type(value).__name__}; give a mapping by ref")
     return cast("Mapping[str, Any]", value)
-
-
-def _parse_ids(fields: Mapping[str, Any], entities: Mapping[str, Row]) -> dict[str, str]:
-    """Return database ids by ref."""
-    ids = mapping_field(fields, "ids")
-    return {ref: str(id) for ref, id in ids.items() if id is not None and ref in entities}
 
 
 def _parse_counters(fields: Mapping[str, Any], name: str) -> dict[str, int]:
