@@ -264,13 +264,9 @@ def _mask_row(row: Mapping[object, Any], refs: Refs, type: str, ancestors: Ances
         name = str(key).lower()
         if name not in OWN_ID_FIELDS:
             masked[_mask_text(str(key))] = _mask_field(name, value, refs, inside)
-        elif ref := _row_ref(value, refs, type):
+        elif ref := refs.of(type, value) if type.strip("_ ") else refs.by_uuid(str(value)):
             masked["ref"] = ref
     return masked
-
-
-def _row_ref(id: object, refs: Refs, type: str) -> str | None:
-    return refs.of(type, id) if type.strip("_ ") else refs.by_uuid(str(id))
 
 
 def _mask_field(name: str, value: object, refs: Refs, ancestors: Ancestors) -> object:
@@ -282,13 +278,9 @@ def _mask_field(name: str, value: object, refs: Refs, ancestors: Ancestors) -> o
     if name.endswith("_ids") and isinstance(value, list | tuple):
         if is_recursive(cast(object, value), ancestors):
             return ELLIPSIS
-        return _mask_list(name[:-1], cast("list[Any]", value), refs, ancestors)
+        items = cast("list[Any]", value)
+        return [_mask_field(name[:-1], item, refs, (*ancestors, id(items))) for item in items]
     return _mask(value, refs, "", ancestors)
-
-
-def _mask_list(name: str, values: Sequence[object], refs: Refs, ancestors: Ancestors) -> list[object]:
-    """Return a list of ids of other entities as refs."""
-    return [_mask_field(name, value, refs, (*ancestors, id(values))) for value in values]
 
 
 def as_text(value: object) -> str:

@@ -177,16 +177,13 @@ class Layers:
         return state, cached.version, False
 
     async def _newest(self, session_id: str) -> tuple[str | None, int]:
-        """Return the newest state of a session, unsaved or stored, and its version; None and 0 if it is unknown."""
-        unsaved = await self._retry_unsaved(session_id)
-        return unsaved or await self.store.layers(session_id, self.vault_name) or (None, 0)
+        """Return the newest state of a session and its version; None and 0 if it is unknown.
 
-    async def _retry_unsaved(self, session_id: str) -> Stored | None:
-        """Try again to store the unsaved state of a session; return the state if it is still unsaved."""
-        if (unsaved := self._unsaved.get(check_session_id(session_id))) is None:
-            return None
-        await self._save(session_id, unsaved)
-        return self._unsaved.get(session_id)
+        If the state is not stored yet, this tries again to store it.
+        """
+        if (unsaved := self._unsaved.get(check_session_id(session_id))) is not None:
+            await self._save(session_id, unsaved)
+        return self._unsaved.get(session_id) or await self.store.layers(session_id, self.vault_name) or (None, 0)
 
     async def save(
         self,
