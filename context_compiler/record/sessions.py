@@ -29,7 +29,7 @@ from context_compiler.record.queries import (
     session_row,
 )
 from context_compiler.record.rows import stored_name, without_prefix, writer_of
-from context_compiler.record.values import Action, Chain, Compile, Cycle
+from context_compiler.record.values import Action, Chain, Compile, Cycle, MessageChain
 
 IndexTerms = Callable[[str], str]
 """A function that returns the search terms of a string, separated by spaces."""
@@ -43,24 +43,10 @@ COMMIT = ("parent", "memory_tip", "turns_tip", "state", "memories", "turns", "au
 NAMES = ("parent", "memory_tip", "turns_tip", "state")
 """Columns of `COMMIT` that contain stored names."""
 
-
-class _NoTurns:
-    """An empty chain."""
-
-    ids: Sequence[str] = ()
-
-    def body(self, index: int) -> bytes:
-        raise IndexError(index)
-
-    def text(self, index: int) -> str:
-        raise IndexError(index)
-
-
-NO_TURNS = _NoTurns()
+NO_TURNS = MessageChain()
 
 MAX_CALL_S = 3_600.0
 """Maximum seconds for which a model call is announced or claimed."""
-
 
 NEWEST_LAYERS = (
     "SELECT l.session, l.state, l.version FROM layers l JOIN sessions s ON s.id = l.session"
