@@ -162,7 +162,6 @@ def _write_page(db: Database, table: str, page: Sequence[Row], numbers: Numbers)
                 "INSERT INTO copies (session, node, content) VALUES (?, ?, ?)"
                 " ON CONFLICT (session, node) DO UPDATE SET content = excluded.content"
             )
-            columns = ["session", "node", "content"]
         db.executemany(query, [[row[column] for column in columns] for row in new_rows])
         if table not in CHANGING:
             return 0, {}, ()
@@ -262,13 +261,9 @@ def _write_sealed(db: Database, table: str, page: Sequence[Row], numbers: Number
         new = _renumber_compile(db, table, _renumber(row, numbers), numbers)
         number = _number_of(db, table, new)
         if number is None:
-            number, added = db.next_number(table), added + 1
             if table == "context_summaries":
                 new = _without_used_key(db, new)
-            values = [new[column] for column in columns]
-            names = ("rowid", *columns, "seal")
-            query = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
-            db.execute(query, (number, *values, rows.seal(number, values)))
+            number, added = insert(db, table, [new[column] for column in columns]), added + 1
         elif table in CHANGING:
             new = {**new, "id": number}
             unequal += [new] if _differs(new, _target_row(db, table, new), table) else []
