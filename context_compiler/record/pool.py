@@ -328,11 +328,7 @@ hold_at_fork(_pools_lock)
 
 def _pool_of(url: str, size: int, patience_s: float) -> _OwnPool:
     with _pools_lock:
-        key = (url, size, patience_s)
-        pool = _pools.get(key)
-        if pool is None:
-            pool = _pools[key] = _OwnPool(url, size, patience_s)
-        return pool
+        return _pools.setdefault((url, size, patience_s), _OwnPool(url, size, patience_s))
 
 
 async def _close_connection(connection: Any) -> None:

@@ -183,13 +183,11 @@ class PostgresDatabase:
         """Run one statement once for each sequence of parameters, in one round trip."""
         if parameters:
             statement = self._statement(sql, parameters[0])
-            self._run_many(statement.text, [self._arguments(statement, one) for one in parameters])
-
-    def _run_many(self, sql: str, arguments: Sequence[Sequence[Any]]) -> None:
-        if len(arguments) == 1:
-            self.run(sql, *arguments[0], returns_rows=False)
-        else:
-            self.wait(self.connection.executemany(sql, arguments, timeout=self.timeout))
+            arguments = [self._arguments(statement, one) for one in parameters]
+            if len(arguments) == 1:
+                self.run(statement.text, *arguments[0], returns_rows=False)
+            else:
+                self.wait(self.connection.executemany(statement.text, arguments, timeout=self.timeout))
 
     def scan(self, sql: str, parameters: Sequence[Any] = ()) -> Iterator[Any]:
         """Yield the rows of a query whose result may be large; call it within a transaction."""
@@ -234,18 +232,14 @@ class PostgresDatabase:
             refuse_removed(self)
             yield
 
-    @contextmanager
-    def snapshot(self) -> Generator[None]:
+    def snapshot(self) -> AbstractContextManager[None]:
         """Run a read transaction, which sees one state of the record."""
-        with self._run_transaction("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"):
-            yield
+        return self._run_transaction("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
 
-    @contextmanager
-    def sweep(self) -> Generator[None]:
+    def sweep(self) -> AbstractContextManager[None]:
         """Run a transaction that removes rows; no other transaction writes meanwhile."""
         lock = f"SELECT pg_advisory_xact_lock({APPLICATION_ID}, 1)"
-        with self._run_transaction(f"BEGIN; {self._set_lock_timeout()} {lock}"):
-            yield
+        return self._run_transaction(f"BEGIN; {self._set_lock_timeout()} {lock}")
 
     def lock_name(self, name: str) -> None:
         """Take a lock on a name until the transaction ends; other transactions that take it wait."""

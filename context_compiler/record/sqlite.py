@@ -7,7 +7,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -54,11 +54,9 @@ class SQLiteDatabase(sqlite3.Connection):
             self._empty_log()
             self.execute(f"PRAGMA busy_timeout = {patience:d}")
 
-    @contextmanager
-    def snapshot(self) -> Generator[None]:
+    def snapshot(self) -> AbstractContextManager[None]:
         """Run a read transaction, which sees one state of the file regardless of concurrent writes."""
-        with rows.snapshot(self):
-            yield
+        return rows.snapshot(self)
 
     @contextmanager
     def sweep(self) -> Generator[None]:
