@@ -286,12 +286,7 @@ def _sessions_with_requests(db: Database) -> set[int]:
 
 def _remove_unreferenced(db: Database) -> None:
     """Remove all rows that no other row needs."""
-    for statement in (
-        f"{KEPT_ENTRIES} DELETE {UNUSED_ENTRIES}",
-        DROP_NODES,
-        DROP_COPIES,
-        f"DELETE {UNUSED_TOOLS}",
-    ):
+    for statement in (f"{KEPT_ENTRIES} DELETE {UNUSED_ENTRIES}", DROP_NODES, DROP_COPIES, f"DELETE {UNUSED_TOOLS}"):
         db.execute(statement)
     db.clean_indexes()
     db.execute("DELETE FROM claims")
