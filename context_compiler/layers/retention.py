@@ -118,10 +118,7 @@ async def _update_history(summary: str, older: Sequence[Any], ask: Ask | None, t
     lines = [_turn_brief(as_mapping(turn, "recent_turns")) for turn in older]
     if ask is not None:
         prompt = shipped_template("layers/history").render(
-            {
-                "summary": fence("NOTES SO FAR", summary) if summary else "",
-                "turns": fence("TURNS", "\n".join(lines)),
-            }
+            {"summary": fence("NOTES SO FAR", summary) if summary else "", "turns": fence("TURNS", "\n".join(lines))}
         )
         answer = (await try_await(_ask_within(ask, prompt, timeout))).value
         if isinstance(answer, str) and answer.strip():

@@ -19,13 +19,7 @@ from context_compiler.errors import ContextCompilerError, LayersError, SettingsE
 from context_compiler.layers.context import Need, build_context, layer_prompt
 from context_compiler.layers.conversation import ConversationContext, conversation_of, from_json, to_json
 from context_compiler.layers.models import as_mapping
-from context_compiler.layers.registry import (
-    CurationResult,
-    SessionIdRegistry,
-    StoredEntities,
-    curate,
-    merge_curations,
-)
+from context_compiler.layers.registry import CurationResult, SessionIdRegistry, StoredEntities, curate, merge_curations
 from context_compiler.layers.retention import Ask, end_turn
 from context_compiler.layers.turn import TurnState, get_current_curation
 from context_compiler.record.database import Moment

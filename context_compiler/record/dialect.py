@@ -23,11 +23,7 @@ _MARKER = re.compile(
     r"|\?(?P<null>\d*) IS NULL|\?(?P<plain>\d*)"
 )
 """Parameter markers by kind, with the words around them that PostgreSQL writes differently."""
-_FORMS = {
-    "list": "= ANY(${})",
-    "tips": "unnest(${}::text[]) WITH ORDINALITY AS tip (value, key)",
-    "plain": "${}",
-}
+_FORMS = {"list": "= ANY(${})", "tips": "unnest(${}::text[]) WITH ORDINALITY AS tip (value, key)", "plain": "${}"}
 _WORDS = (
     (re.compile(r"\bifnull\("), "coalesce("),
     (re.compile(r"\binstr\("), "strpos("),

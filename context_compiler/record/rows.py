@@ -63,12 +63,7 @@ SUMMED = ("model", "provider", "cached", "cached_raw", "tokens_recall")
 RECORDED = tuple(name for name in SEALED["views"] if name not in ("session", "summary", *SUMMED))
 """Columns of a request that are fields of `Record`."""
 
-TIPS = (
-    ("sessions", "raw_tip"),
-    ("views", "raw_tip"),
-    ("views", "view_tip"),
-    ("context_summaries", "covered_tip"),
-)
+TIPS = (("sessions", "raw_tip"), ("views", "raw_tip"), ("views", "view_tip"), ("context_summaries", "covered_tip"))
 """Columns that contain the stored name of a message; NULL or empty if content is not recorded."""
 
 TURN_TIPS = (("commits", "turns_tip"), ("spaces", "turns_tip"), ("scores", "turns_tip"))
