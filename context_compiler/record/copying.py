@@ -204,7 +204,6 @@ def _has_diverged(db: Database, table: str, current: Row, row: Row) -> bool:
 
 
 def _update(db: Database, table: str, current: Row, row: Row) -> None:
-    """Update a row of the target from the source."""
     values = {column: row[column] for column in CHANGING[table]}
     if table in SEALED:
         new = {**current, **values}

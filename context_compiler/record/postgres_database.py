@@ -103,7 +103,6 @@ def _body_bytes(body: object) -> object:
 
 
 def _escape_text(value: object) -> object:
-    """Escape an argument if it is a text."""
     return escape(value) if isinstance(value, str) else value
 
 

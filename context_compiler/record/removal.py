@@ -280,12 +280,10 @@ def _remove_rows(db: Database, table: str, key: str, doomed: Sequence[int]) -> N
 
 
 def _sessions_with_requests(db: Database) -> set[int]:
-    """Row numbers of the sessions that have requests."""
     return set(_numbers(db, "SELECT DISTINCT session FROM views"))
 
 
 def _remove_unreferenced(db: Database) -> None:
-    """Remove all rows that no other row needs."""
     for statement in (f"{KEPT_ENTRIES} DELETE {UNUSED_ENTRIES}", DROP_NODES, DROP_COPIES, f"DELETE {UNUSED_TOOLS}"):
         db.execute(statement)
     db.clean_indexes()
