@@ -130,12 +130,8 @@ class Layers:
             StoreError: The state cannot be read.
             LayersError: The stored state is invalid.
         """
-        return (await self.load(session_id))[0]
-
-    async def load(self, session_id: str) -> tuple[ConversationContext, int]:
-        """Return the stored state of a session and its version in the store; 0 if the session is unknown."""
-        text, version = await self._newest(session_id)
-        return (conversation_of(None) if text is None else from_json(text)), version
+        text, _ = await self._newest(session_id)
+        return conversation_of(None) if text is None else from_json(text)
 
     async def begin(self, session_id: str, user_message: str) -> tuple[TurnState, int]:
         """Return the initial state of the session's next turn, and the version in the store that it follows."""

@@ -137,8 +137,7 @@ def _by_number(state: Mapping[str, Any], key: str) -> dict[int, Any]:
 
 
 def _step_summary(step: Mapping[str, Any], registry: SessionIdRegistry) -> StepSummary:
-    kind = text_field(step, "type") or text_field(step, "step_type")
-    kind = kind.strip() or "read"
+    kind = (text_field(step, "type") or text_field(step, "step_type")).strip() or "read"
     subdomain, result = text_field(step, "subdomain"), step.get("result")
     refs = [str(ref) for ref in list_field(step, "entities_involved")] or refs_in_result(result, subdomain, registry)
     return StepSummary(
