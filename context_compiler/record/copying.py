@@ -21,7 +21,7 @@ from context_compiler.record import rows
 from context_compiler.record.database import PAGE, Database
 from context_compiler.record.maintenance import EXPORTED
 from context_compiler.record.queries import insert, reseal
-from context_compiler.record.sessions import memory_diff
+from context_compiler.record.sessions import make_live, memory_diff
 from context_compiler.record.store import SQLStore
 from context_compiler.record.tables import SEALED
 
@@ -335,10 +335,7 @@ def _add_live_memory(db: Database, session: int, memory: str, terms: str | None)
         if db.execute(query, (session, memory)).fetchone() or tip is None:
             return
         if memory in memory_diff(db, None, tip[0])[1]:
-            number = db.next_number("live_memories")
-            db.execute("INSERT INTO live_memories (id, session, memory) VALUES (?, ?, ?)", (number, session, memory))
-            if terms is not None:
-                db.index_memory(number, terms)
+            make_live(db, session, memory, terms)
 
 
 async def _index(source: SQLStore, target: SQLStore, progress: Callable[[str], object]) -> None:

@@ -234,7 +234,7 @@ def remember(db: Database, name: str, text: str, index_terms: IndexTerms, newest
         keep_body(db, body)
         row = (memory, tip, content, _position(db, tip) + 1, rows.stamp(datetime.now(UTC)))
         db.execute("INSERT OR IGNORE INTO memories VALUES (?, ?, ?, ?, ?)", row)
-        _make_live(db, session, memory, terms)
+        make_live(db, session, memory, terms)
         db.execute("UPDATE spaces SET memory_tip = ? WHERE session = ?", (memory, session))
         _index_newest(db, session, memory, text, index_terms, newest)
         return without_prefix(memory)
@@ -291,7 +291,7 @@ def checkout(db: Database, name: str, commit: str, index_terms: IndexTerms, newe
                 db.unindex_memory(number)
                 db.execute("DELETE FROM live_memories WHERE id = ?", (number,))
         for memory, (_, text, _) in zip(added, read_memories(db, added), strict=True):
-            _make_live(db, session, memory, index_terms(text))
+            make_live(db, session, memory, index_terms(text))
         if newest:
             memories = db.execute(
                 "SELECT m.id, m.created_at, t.body FROM live_memories l JOIN memories m ON m.id = l.memory"
@@ -447,10 +447,12 @@ def _bodies(db: Database, row: rows.Row) -> list[bytes]:
     return [] if row["turns_tip"] is None else read_chain(db, row["turns_tip"], row["session"])
 
 
-def _make_live(db: Database, session: int, memory: str, terms: str) -> None:
+def make_live(db: Database, session: int, memory: str, terms: str | None) -> None:
+    """Add a memory to the live memories of a session; without `terms`, search does not find it."""
     number = db.next_number("live_memories")
     db.execute("INSERT INTO live_memories (id, session, memory) VALUES (?, ?, ?)", (number, session, memory))
-    db.index_memory(number, terms)
+    if terms is not None:
+        db.index_memory(number, terms)
 
 
 def _index_newest(db: Database, session: int, memory: str, text: str, index_terms: IndexTerms, prefix: str) -> None:
