@@ -21,7 +21,7 @@ from context_compiler.record import rows
 from context_compiler.record.database import PAGE, Database
 from context_compiler.record.maintenance import EXPORTED
 from context_compiler.record.queries import insert, reseal
-from context_compiler.record.sessions import make_live, memory_diff
+from context_compiler.record.sessions import make_live, memory_diff, unindex
 from context_compiler.record.store import SQLStore
 from context_compiler.record.tables import SEALED
 
@@ -215,9 +215,7 @@ def _update(db: Database, table: str, current: Row, row: Row) -> None:
             insert(db, "cycles", [row[column] for column in SEALED["cycles"]])
             return
         if table == "spaces":
-            live = db.execute("SELECT id FROM live_memories WHERE session = ?", (current["id"],)).fetchall()
-            for (number,) in live:
-                db.unindex_memory(number)
+            unindex(db, "session = ?", current["id"])
             db.execute("DELETE FROM live_memories WHERE session = ?", (current["id"],))
         settings = ", ".join(f"{column} = ?" for column in values)
         db.execute(f"UPDATE {table} SET {settings} WHERE {key} = ?", (*values.values(), current["id"]))
@@ -341,8 +339,9 @@ def _add_live_memory(db: Database, session: int, memory: str, terms: str | None)
 async def _index(source: SQLStore, target: SQLStore, progress: Callable[[str], object]) -> None:
     """Add the texts that the search index of the target lacks."""
     indexed = await target.perform(lambda db: {row[0] for row in db.execute("SELECT DISTINCT node FROM messages_fts")})
+    query = "SELECT rowid, node, text FROM messages_fts WHERE rowid > ? AND text NOT NULL ORDER BY rowid LIMIT ?"
     after = 0
-    while page := await source.perform(lambda db, after=after: db.message_texts(after, PAGE)):
+    while page := await source.perform(lambda db, after=after: db.execute(query, (after, PAGE)).fetchall()):
         after = page[-1][0]
         texts = [(node, text) for _, node, text in page if node not in indexed]
         await target.perform(partial(_index_page, texts=texts))

@@ -13,7 +13,12 @@ from context_compiler.record.tables import UNNAMED_NUMBERS
 
 NO_NULLS: frozenset[int] = frozenset()
 
-NUMBERS: Mapping[str, str] = {"contents": "hash", "spaces": "session", **dict.fromkeys(UNNAMED_NUMBERS, "rowid")}
+NUMBERS: Mapping[str, str] = {
+    "contents": "hash",
+    "spaces": "session",
+    "messages_fts": "number",
+    **dict.fromkeys(UNNAMED_NUMBERS, "rowid"),
+}
 """Columns that replace SQLite's `rowid`, by table; in all other tables it is `id`."""
 
 _LITERAL = re.compile(r"('(?:[^']|'')*')")

@@ -319,10 +319,6 @@ class PostgresDatabase:
         query = f"INSERT INTO {self.schema}.memories_fts (id, terms) VALUES ($1, string_to_array($2, ' '))"
         self.run(query, number, _escape_text(terms), returns_rows=False)
 
-    def unindex_memory(self, number: int) -> None:
-        """Remove a memory from the search index."""
-        self.execute("DELETE FROM memories_fts WHERE id = ?", (number,))
-
     def find_memories(self, session: int, terms: Sequence[str], limit: int) -> list[Any]:
         """Find the best matches in a session by BM25."""
         matches = self.run(
@@ -346,11 +342,6 @@ class PostgresDatabase:
             session,
             _escape_text(phrase),
         ).fetchall()
-
-    def message_texts(self, after: int, limit: int) -> list[tuple[int, str, str]]:
-        """Search-index entries after the given row, as `(row, message id, text)`."""
-        query = "SELECT number, node, text FROM messages_fts WHERE number > ? AND text NOT NULL ORDER BY number LIMIT ?"
-        return [(row[0], row[1], row[2]) for row in self.execute(query, (after, limit))]
 
     def live_memories(self) -> list[tuple[int, str, str | None]]:
         """Live memories of all sessions in order, as `(session, memory, terms)`."""

@@ -16,6 +16,7 @@ from context_compiler.record.conversations import CONVERSATIONS
 from context_compiler.record.database import Database
 from context_compiler.record.queries import OWNED, reseal
 from context_compiler.record.rows import writer_of
+from context_compiler.record.sessions import unindex
 from context_compiler.record.tables import COLUMNS, REFERENCES
 
 LAST = "\U0010ffff"
@@ -305,9 +306,7 @@ def _remove_sessions(db: Database, sessions: Sequence[int]) -> None:
         db.execute("UPDATE context_summaries SET session = ? WHERE id = ?", (row["heir"], row["id"]))
         reseal(db, "context_summaries", row["id"])
     _remove(db, "context_summaries", "session", sessions)
-    query = "SELECT id FROM live_memories WHERE session IN (SELECT value FROM json_each(?))"
-    for number in _numbers(db, query, (json.dumps(sessions),)):
-        db.unindex_memory(number)
+    unindex(db, "session IN (SELECT value FROM json_each(?))", json.dumps(sessions))
     for table in SESSION_TABLES:
         _remove(db, table, "session", sessions)
     _remove(db, "sessions", "id", sessions)

@@ -286,10 +286,8 @@ def checkout(db: Database, name: str, commit: str, index_terms: IndexTerms, newe
         session = row["session"]
         removed, added = memory_diff(db, _space(db, session)["memory_tip"], row["memory_tip"])
         for memory in removed:
-            live = db.execute("SELECT id FROM live_memories WHERE session = ? AND memory = ?", (session, memory))
-            for (number,) in live.fetchall():
-                db.unindex_memory(number)
-                db.execute("DELETE FROM live_memories WHERE id = ?", (number,))
+            unindex(db, "session = ? AND memory = ?", session, memory)
+            db.execute("DELETE FROM live_memories WHERE session = ? AND memory = ?", (session, memory))
         for memory, (_, text, _) in zip(added, read_memories(db, added), strict=True):
             make_live(db, session, memory, index_terms(text))
         if newest:
@@ -455,6 +453,11 @@ def make_live(db: Database, session: int, memory: str, terms: str | None) -> Non
         db.index_memory(number, terms)
 
 
+def unindex(db: Database, condition: str, *values: object) -> None:
+    """Remove the live memories that meet a condition from the search index."""
+    db.execute(f"DELETE FROM memories_fts WHERE rowid IN (SELECT id FROM live_memories WHERE {condition})", values)
+
+
 def _index_newest(db: Database, session: int, memory: str, text: str, index_terms: IndexTerms, prefix: str) -> None:
     """Make a text the only indexed one that starts with `prefix`; do nothing if it does not start with it."""
     if not prefix or not text.startswith(prefix):
@@ -462,7 +465,7 @@ def _index_newest(db: Database, session: int, memory: str, text: str, index_term
     others = db.memories_with(session, index_terms(prefix))
     for row in others:
         if row["memory"] != memory and _memory(row)[1].startswith(prefix):
-            db.unindex_memory(row["number"])
+            unindex(db, "id = ?", row["number"])
     if all(row["memory"] != memory for row in others):
         query = "SELECT id FROM live_memories WHERE session = ? AND memory = ?"
         (number,) = db.execute(query, (session, memory)).fetchone()
