@@ -41,8 +41,11 @@ PIECE_FIELDS = frozenset(
 FIXED = frozenset({"retry-prompt", "retry-feedback"})
 """Kinds of message parts whose content is a mapping with keys of the host."""
 
-CONTENT = tuple("raw_tip view_tip cache_key compiled_prompt raw_output summary summary_json input_payload".split())
-"""Columns that contain content of a conversation, or ids derived from it."""
+COMPILE_CONTENT = tuple("cache_key compiled_prompt raw_output summary summary_json input_payload".split())
+"""Columns of a compile that contain content of a conversation, or ids derived from it."""
+
+CONTENT = ("raw_tip", "view_tip", *COMPILE_CONTENT)
+"""All such columns."""
 
 METADATA, REDACTED = "record is metadata", "content is redacted, and no request has this compile"
 """Reasons why the columns `CONTENT` are NULL."""
@@ -175,17 +178,7 @@ def without_content(entry: Entry) -> Entry:
 
 def compile_without_content(row: Compile, why: str = METADATA) -> Compile:
     """Remove all content from a compile; `why` is the reason given for the NULL columns."""
-    kept = replace(
-        row,
-        covered_tip="",
-        cache_key=None,
-        compiled_prompt=None,
-        raw_output=None,
-        summary=None,
-        summary_json=None,
-        input_payload=None,
-        error=_error_kind(row.error),
-    )
+    kept = replace(row, covered_tip="", error=_error_kind(row.error), **dict.fromkeys(COMPILE_CONTENT, None))
     return with_null_reasons(kept, dict.fromkeys(CONTENT, why))
 
 
