@@ -48,15 +48,14 @@ NO_TURNS = MessageChain()
 MAX_CALL_S = 3_600.0
 """Maximum seconds for which a model call is announced or claimed."""
 
-NEWEST_LAYERS = (
-    "SELECT l.session, l.state, l.version FROM layers l JOIN sessions s ON s.id = l.session"
-    " WHERE s.session_id = ? AND s.vault_name = ? AND s.owner = ?"
-)
-
 
 def load_layers(db: Database, session_id: str, vault_name: str = "") -> tuple[str, int] | None:
     """Return the newest layers of a session as JSON text, with their version, from 1; None if it has no layers."""
-    row = db.execute(NEWEST_LAYERS, session_key(db, session_id, vault_name)).fetchone()
+    row = db.execute(
+        "SELECT l.state, l.version FROM layers l JOIN sessions s ON s.id = l.session"
+        " WHERE s.session_id = ? AND s.vault_name = ? AND s.owner = ?",
+        session_key(db, session_id, vault_name),
+    ).fetchone()
     return None if row is None else (row["state"], row["version"])
 
 
@@ -68,8 +67,8 @@ def save_layers(db: Database, session_id: str, vault_name: str, state: str, *, a
     """
     with db.transaction():
         db.lock_name(rows.escape_surrogates(session_id))
-        newest = db.execute(NEWEST_LAYERS, session_key(db, session_id, vault_name)).fetchone()
-        version = 0 if newest is None else newest["version"]
+        newest = load_layers(db, session_id, vault_name)
+        version = 0 if newest is None else newest[1]
         if version != after:
             raise StoreError(
                 f"session {session_id!r}: its layers were changed meanwhile (version {version}, expected {after});"
