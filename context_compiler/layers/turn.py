@@ -139,14 +139,14 @@ def _by_number(state: Mapping[str, Any], key: str) -> dict[int, Any]:
 def _step_summary(step: Mapping[str, Any], registry: SessionIdRegistry) -> StepSummary:
     kind = (text_field(step, "type") or text_field(step, "step_type")).strip() or "read"
     subdomain, result = text_field(step, "subdomain"), step.get("result")
-    refs = [str(ref) for ref in list_field(step, "entities_involved")] or refs_in_result(result, subdomain, registry)
+    refs = [str(ref) for ref in list_field(step, "entities_involved")]
     return StepSummary(
         step_num=step["step_num"],
         type=kind,
         subdomain=subdomain,
         description=text_field(step, "description"),
         outcome=text_field(step, "result_summary") or text_field(step, "outcome") or generic_outcome(result, kind),
-        entities_involved=refs,
+        entities_involved=refs or list(dict.fromkeys(_iter_refs(result, subdomain, registry))),
         note=text_field(step, "note") or text_field(step, "note_for_next_step") or None,
     )
 
@@ -310,12 +310,8 @@ def _rows(value: object) -> Sequence[object]:
     return [] if value is None else [value]
 
 
-def refs_in_result(result: object, subdomain: str, registry: SessionIdRegistry) -> list[str]:
-    """Return the refs of all entities in a result, without duplicates, in order of occurrence."""
-    return list(dict.fromkeys(_iter_refs(result, subdomain, registry)))
-
-
 def _iter_refs(result: object, type: str, registry: SessionIdRegistry, ancestors: Ancestors = ()) -> Iterator[str]:
+    """Iterate over the refs of all entities in a result, in order of occurrence."""
     if is_recursive(result, ancestors):
         return
     inside = (*ancestors, id(result))
