@@ -138,14 +138,14 @@ class Layers:
         cached = self._cache.get(check_session_id(session_id))
         text, version = await self._newest(session_id)
         if text is None:
-            return initial_state(conversation_of(None), SessionIdRegistry(), user_message), 0
+            return initial_state(None, user_message), 0
         if cached is None or cached.text != text:
             conversation = from_json(text)
             registry = SessionIdRegistry.from_dict(as_mapping(conversation["id_registry"], "id_registry"))
             conversation["id_registry"] = StoredEntities(registry)
             cached = _CachedState(text=text, version=version, conversation=conversation, registry=registry)
             self._cache.keep(session_id, cached)
-        return initial_state(cached.conversation, cached.registry.copy(), user_message), version
+        return initial_state(cached, user_message), version
 
     async def begin_or_report(self, session_id: str, user_message: str) -> tuple[TurnState, int, bool]:
         """Return the same as `begin`, and whether the store was read; if it was not, what was known before is used.
@@ -161,10 +161,7 @@ class Layers:
             raise error
         await self.report(f"session {session_id!r}: its layers cannot be read; the turn begins without them", error)
         cached = self._cache.get(session_id)
-        if cached is None:
-            return initial_state(conversation_of(None), SessionIdRegistry(), user_message), 0, False
-        state = initial_state(cached.conversation, cached.registry.copy(), user_message)
-        return state, cached.version, False
+        return initial_state(cached, user_message), 0 if cached is None else cached.version, False
 
     async def _newest(self, session_id: str) -> tuple[str | None, int]:
         """Return the newest state of a session and its version; None and 0 if it is unknown.
@@ -340,13 +337,14 @@ def check_session_id(session_id: object) -> str:
     return session_id
 
 
-def initial_state(conversation: ConversationContext, registry: SessionIdRegistry, user_message: str) -> TurnState:
-    """Return the initial state of the turn that follows the last stored one."""
+def initial_state(last: _CachedState | None, user_message: str) -> TurnState:
+    """Return the initial state of the turn that follows a state of the session; of the first turn for None."""
+    registry = SessionIdRegistry() if last is None else last.registry.copy()
     registry.set_turn(registry.current_turn + 1)
     return {
         "id_registry": registry,
         "current_turn": registry.current_turn,
-        "conversation": {**conversation},
+        "conversation": {**(conversation_of(None) if last is None else last.conversation)},
         "user_message": user_message,
         "steps": [],
     }
