@@ -163,9 +163,7 @@ def _write_page(db: Database, table: str, page: Sequence[Row], numbers: Numbers)
                 " ON CONFLICT (session, node) DO UPDATE SET content = excluded.content"
             )
         db.executemany(query, [[row[column] for column in columns] for row in new_rows])
-        if table not in CHANGING:
-            return 0, {}, ()
-        return 0, {}, [row for row in new_rows if _differs(row, _target_row(db, table, row), table)]
+        return 0, {}, [row for row in new_rows if table in CHANGING and _differs(db, table, row)]
 
 
 def _target_row(db: Database, table: str, row: Row) -> Row:
@@ -183,7 +181,8 @@ def _target_row(db: Database, table: str, row: Row) -> Row:
     return rows.mapping(db.execute(query, key).fetchone())
 
 
-def _differs(row: Row, current: Row, table: str) -> bool:
+def _differs(db: Database, table: str, row: Row) -> bool:
+    current = _target_row(db, table, row)
     return any(row[column] != current[column] for column in CHANGING[table])
 
 
@@ -263,7 +262,7 @@ def _write_sealed(db: Database, table: str, page: Sequence[Row], numbers: Number
             number, added = insert(db, table, [new[column] for column in columns]), added + 1
         elif table in CHANGING:
             new = {**new, "id": number}
-            unequal += [new] if _differs(new, _target_row(db, table, new), table) else []
+            unequal += [new] if _differs(db, table, new) else []
         new_numbers[row["id"]] = number
     return added, new_numbers, unequal
 
