@@ -191,7 +191,7 @@ class Postgres:
     async def _perform(self, work: Work[T], needs: Component | None, read_only: bool, connection: Connection) -> T:
         try:
             if needs is not None and needs.name not in self._known:
-                await create(connection, needs, schema=self.schema, read_only=read_only)
+                await create(connection, needs, self.schema, read_only=read_only)
                 self._known.add(needs.name)
             return await work(connection)
         except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
@@ -362,9 +362,7 @@ def explain(error: Exception, location: str) -> StoreError:
     return StoreError(f"{location}: {error or type(error).__name__}; {remedy}")
 
 
-async def create(
-    connection: Connection, component: Component, *, schema: str = SCHEMA, read_only: bool = False
-) -> None:
+async def create(connection: Connection, component: Component, schema: str, *, read_only: bool) -> None:
     """Create the tables if the database lacks them, under a lock, so that several processes may do so at once.
 
     Raises:
