@@ -558,23 +558,19 @@ def calls_in_progress(db: Database, session: int | None = None) -> list[ModelCal
     A call has ended when its compile is stored or its time limit has passed.
     """
     calls = db.execute(
-        "SELECT u.session, s.session_id, u.model, u.started_at, u.expires_at"
+        "SELECT u.session, s.session_id, u.model, u.started_at, u.expires_at AS until"
         " FROM under_way u JOIN sessions s ON s.id = u.session"
         f" WHERE u.expires_at > ?1 AND (?2 IS NULL OR u.session = ?2) AND {OWNED.format(3)} AND NOT EXISTS"
         " (SELECT 1 FROM context_summaries c WHERE c.session = u.session AND c.created_at >= u.started_at)"
         " ORDER BY u.started_at DESC",
         (rows.stamp(datetime.now(UTC)), session, db.owner),
     )
-    return [
-        ModelCall(
-            session=row[0],
-            session_id=row[1],
-            model=row[2],
-            started_at=rows.parse_stamp(row[3]),
-            until=rows.parse_stamp(row[4]),
-        )
-        for row in calls
-    ]
+    return [_model_call(row) for row in calls]
+
+
+def _model_call(row: Any) -> ModelCall:
+    times = {name: rows.parse_stamp(row[name]) for name in ("started_at", "until")}
+    return ModelCall(**{**rows.mapping(row), **times})
 
 
 def _session(row: Any) -> SessionRow:

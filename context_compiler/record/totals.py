@@ -11,7 +11,7 @@ from typing import Any
 from context_compiler.record.browse import SORTS
 from context_compiler.record.database import Database
 from context_compiler.record.queries import OWNED
-from context_compiler.record.rows import escape_surrogates, stamp
+from context_compiler.record.rows import escape_surrogates, mapping, stamp
 from context_compiler.record.values import REPLAYS, mapping_of
 
 IMPORTED = "imported"
@@ -167,7 +167,7 @@ def _grouped(
         parameters,
     )
     for row in groups:
-        sums = dict(zip(row.keys(), row, strict=True))
+        sums = {**mapping(row)}
         yield sums.pop("grouped"), sums
 
 
@@ -197,14 +197,8 @@ def made_compiles(db: Database, sessions: Sequence[int] | None) -> list[MadeComp
 
 
 def _made(row: Any, session: int, *, sent: bool) -> MadeCompile:
-    return MadeCompile(
-        id=row["id"],
-        session=session,
-        model=str(row["model"]),
-        usage=mapping_of(row["usage"]),
-        latency_ms=row["latency_ms"],
-        sent=sent,
-    )
+    facts = {"session": session, "model": str(row["model"]), "usage": mapping_of(row["usage"]), "sent": sent}
+    return MadeCompile(**{**mapping(row), **facts})
 
 
 def compile_usage(db: Database, session: int, first: int, last: int) -> list[tuple[str, dict[str, int]]]:
