@@ -156,7 +156,6 @@ def build_context(node: str | Need, state: Mapping[str, Any]) -> Context:
 
 
 def _with_registry(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state with its registry parsed."""
     fields = as_mapping(state, "state")
     return {**fields, "id_registry": registry_of(fields.get("id_registry"))}
 

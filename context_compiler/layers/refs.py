@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol, cast
+from typing import Any, TypeVar, cast
 from unicodedata import normalize
 from uuid import UUID as UUIDType
 
@@ -14,6 +14,8 @@ from pydantic_core import to_json, to_jsonable_python
 
 from context_compiler.errors import LayersError
 from context_compiler.messages.fences import neutralize
+
+T = TypeVar("T")
 
 OWN_ID_FIELDS = ("id", "_id", "uuid")
 """Fields that contain the id of the row itself."""
@@ -102,8 +104,8 @@ def to_plain_data(data: object, what: str) -> object:
         raise LayersError(f"{what} cannot be stored as JSON: {error}") from None
 
 
-Answer = tuple[str, str, object, str | bool | None]
-"""A lookup in `Refs` and its result: kind of lookup, type, id or ref, result."""
+Answer = tuple[Callable[..., object], tuple[object, ...], object]
+"""A lookup in `Refs`: the method, its arguments, and the result."""
 
 
 class Refs:
@@ -160,62 +162,38 @@ class Refs:
         return UUID_PATTERN.sub(lambda match: self.by_uuid(match[0]) or match[0], text) if self._uuids else text
 
 
-class RefLookup(Protocol):
-    """The lookups in `Refs` that masking needs."""
-
-    def knows(self, ref: str, field: str) -> bool:
-        """True if this is the ref of an entity, for a field that refers to it."""
-        ...
-
-    def of(self, type: str, id: object) -> str | None:
-        """Return the ref of an entity by type and id."""
-        ...
-
-    def by_uuid(self, text: str) -> str | None:
-        """Return the ref of the entity with this UUID."""
-        ...
-
-    def replace_uuids(self, text: str) -> str:
-        """Return the text with every known UUID replaced by its ref."""
-        ...
-
-
-class RecordingRefs:
+class RecordingRefs(Refs):
     """Lookups in a mapping, each recorded with its result."""
 
     def __init__(self, refs: Refs) -> None:
-        self._source = refs
+        self.ids, self._refs, self._uuids = refs.ids, refs._refs, refs._uuids
         self.answers: list[Answer] = []
 
     def knows(self, ref: str, field: str) -> bool:
         """True if this is the ref of an entity."""
-        is_known = ref in self._source
-        self.answers.append(("has", "", ref, is_known))
-        return is_known
+        return self._record(Refs.knows, ref, field)
 
     def of(self, type: str, id: object) -> str | None:
         """Return the ref of an entity by type and id."""
-        ref = self._source.of(type, id)
-        self.answers.append(("of", type, id, ref))
-        return ref
+        return self._record(Refs.of, type, id)
 
     def by_uuid(self, text: str) -> str | None:
         """Return the ref of the entity with this UUID."""
-        ref = self._source.by_uuid(text)
-        self.answers.append(("by_uuid", "", text, ref))
-        return ref
+        return self._record(Refs.by_uuid, text)
 
     def replace_uuids(self, text: str) -> str:
         """Return the text with every known UUID replaced by its ref."""
         return UUID_PATTERN.sub(lambda match: self.by_uuid(match[0]) or match[0], text)
 
+    def _record(self, lookup: Callable[..., T], *arguments: object) -> T:
+        result = lookup(self, *arguments)
+        self.answers.append((lookup, arguments, result))
+        return result
+
 
 def are_current(answers: Sequence[Answer], refs: Refs) -> bool:
     """True if a mapping still gives the recorded results."""
-    return all(
-        past == (refs.of(type, what) if how == "of" else refs.by_uuid(str(what)) if how == "by_uuid" else what in refs)
-        for how, type, what, past in answers
-    )
+    return all(lookup(refs, *arguments) == past for lookup, arguments, past in answers)
 
 
 def _hex_digits(uuid: str) -> str:
@@ -241,7 +219,7 @@ class RefsByForm(Refs):
         return number.isdecimal() and bool(prefix) and f"_{field}".endswith(f"_{prefix}")
 
 
-def mask_data(data: object, refs: RefLookup, type: str = "") -> object:
+def mask_data(data: object, refs: Refs, type: str = "") -> object:
     """Return data without database ids: known ids become refs, unknown UUIDs become `[id]`.
 
     Args:
@@ -257,7 +235,7 @@ def is_recursive(data: object, ancestors: Ancestors) -> bool:
     return len(ancestors) >= MAX_DEPTH or id(data) in ancestors
 
 
-def _mask(data: object, refs: RefLookup, type: str, ancestors: Ancestors) -> object:
+def _mask(data: object, refs: Refs, type: str, ancestors: Ancestors) -> object:
     if isinstance(data, str):
         return _mask_text(refs.replace_uuids(data))
     if isinstance(data, Mapping | list | tuple) and is_recursive(cast(object, data), ancestors):
@@ -278,7 +256,7 @@ def _mask_text(text: str) -> str:
     return PENDING_ID.sub(ID_PLACEHOLDER, UUID_PATTERN.sub(ID_PLACEHOLDER, text))
 
 
-def _mask_row(row: Mapping[object, Any], refs: RefLookup, type: str, ancestors: Ancestors) -> dict[str, object]:
+def _mask_row(row: Mapping[object, Any], refs: Refs, type: str, ancestors: Ancestors) -> dict[str, object]:
     """Return a row with its ref in place of its own id."""
     masked: dict[str, object] = {}
     inside = (*ancestors, id(row))
@@ -286,16 +264,12 @@ def _mask_row(row: Mapping[object, Any], refs: RefLookup, type: str, ancestors: 
         name = str(key).lower()
         if name not in OWN_ID_FIELDS:
             masked[_mask_text(str(key))] = _mask_field(name, value, refs, inside)
-        elif ref := _row_ref(value, refs, type):
+        elif ref := refs.of(type, value) if type.strip("_ ") else refs.by_uuid(str(value)):
             masked["ref"] = ref
     return masked
 
 
-def _row_ref(id: object, refs: RefLookup, type: str) -> str | None:
-    return refs.of(type, id) if type.strip("_ ") else refs.by_uuid(str(id))
-
-
-def _mask_field(name: str, value: object, refs: RefLookup, ancestors: Ancestors) -> object:
+def _mask_field(name: str, value: object, refs: Refs, ancestors: Ancestors) -> object:
     """Return the masked value of a field; the id of another entity becomes its ref."""
     if name.endswith("_id") and isinstance(value, str | int) and not isinstance(value, bool):
         if ref := refs.of(name[:-3], value):
@@ -304,13 +278,9 @@ def _mask_field(name: str, value: object, refs: RefLookup, ancestors: Ancestors)
     if name.endswith("_ids") and isinstance(value, list | tuple):
         if is_recursive(cast(object, value), ancestors):
             return ELLIPSIS
-        return _mask_list(name[:-1], cast("list[Any]", value), refs, ancestors)
+        items = cast("list[Any]", value)
+        return [_mask_field(name[:-1], item, refs, (*ancestors, id(items))) for item in items]
     return _mask(value, refs, "", ancestors)
-
-
-def _mask_list(name: str, values: Sequence[object], refs: RefLookup, ancestors: Ancestors) -> list[object]:
-    """Return a list of ids of other entities as refs."""
-    return [_mask_field(name, value, refs, (*ancestors, id(values))) for value in values]
 
 
 def as_text(value: object) -> str:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from context_compiler.errors import LayersError
 from context_compiler.layers.index import ContentText, EntityIndex, Row
-from context_compiler.layers.models import CurationSummary, EntitySnapshot, Status, as_mapping
+from context_compiler.layers.models import CurationSummary, EntitySnapshot, Status, as_mapping, list_field
 from context_compiler.layers.refs import (
     RecordingRefs,
     Refs,
@@ -25,7 +25,7 @@ from context_compiler.layers.refs import (
     ref_prefix,
     to_plain_data,
 )
-from context_compiler.layers.stored import VERSION, RegistryData, parse_registry
+from context_compiler.layers.stored import VERSION, mapping_field, stored_counters, stored_rows, stored_turn
 
 
 class SessionIdRegistry:
@@ -263,16 +263,17 @@ class SessionIdRegistry:
             LayersError: A value is wrong; the message names it.
         """
         registry = cls()
-        if given is not None:
-            registry._load(parse_registry(given))
+        if given is None:
+            return registry
+        registry.current_turn = stored_turn(given)
+        rows = registry._rows = stored_rows(given)
+        ids = {ref: str(id) for ref, id in mapping_field(given, "ids").items() if id is not None and ref in rows}
+        registry._data = {ref: data for ref, data in mapping_field(given, "data").items() if ref in rows}
+        registry._demoted = dict.fromkeys({str(ref) for ref in list_field(given, "demoted")}.intersection(rows))
+        registry._counters = stored_counters(given, "counters")
+        registry._gen_counters = stored_counters(given, "gen_counters")
+        registry.refs = Refs(ids, {ref: row["type"] for ref, row in rows.items()})
         return registry
-
-    def _load(self, parsed: RegistryData) -> None:
-        self.current_turn = parsed.current_turn
-        self._rows, self._data, self._index = dict(parsed.entities), parsed.data, None
-        self.refs = Refs(parsed.ids, {ref: row["type"] for ref, row in parsed.entities.items()})
-        self._demoted = dict.fromkeys(parsed.demoted)
-        self._counters, self._gen_counters = parsed.counters, parsed.gen_counters
 
     def _register(self, type: str, id: object, label: str, status: Status, data: object) -> str:
         name = id_text(id)

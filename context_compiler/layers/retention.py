@@ -118,15 +118,12 @@ async def _update_history(summary: str, older: Sequence[Any], ask: Ask | None, t
     lines = [_turn_brief(as_mapping(turn, "recent_turns")) for turn in older]
     if ask is not None:
         prompt = shipped_template("layers/history").render(
-            {
-                "summary": fence("NOTES SO FAR", summary) if summary else "",
-                "turns": fence("TURNS", "\n".join(lines)),
-            }
+            {"summary": fence("NOTES SO FAR", summary) if summary else "", "turns": fence("TURNS", "\n".join(lines))}
         )
         answer = (await try_await(_ask_within(ask, prompt, timeout))).value
         if isinstance(answer, str) and answer.strip():
-            return _keep_newest([answer.strip()], MAX_HISTORY)
-    return _keep_newest([*([summary] if summary else []), *lines], MAX_HISTORY)
+            return _keep_newest(answer.strip(), MAX_HISTORY)
+    return _keep_newest("\n".join([*([summary] if summary else []), *lines]), MAX_HISTORY)
 
 
 async def _ask_within(ask: Ask, prompt: str, seconds: float) -> str:
@@ -143,9 +140,8 @@ def _turn_brief(turn: Mapping[str, Any]) -> str:
     return f"User: {single_line(text_field(turn, 'user'), 120)} | {how}: {single_line(answer, SHORT_ANSWER)}"
 
 
-def _keep_newest(parts: Sequence[str], most: int) -> str:
-    """Join parts by line breaks, and cut the beginning if the text is too long."""
-    text = "\n".join(parts)
+def _keep_newest(text: str, most: int) -> str:
+    """Cut the beginning of a text that is too long."""
     return text if len(text) <= most else f"{ELLIPSIS}{text[-most + 1 :]}"
 
 
@@ -157,8 +153,7 @@ def _update_reasoning(summary: str, older: Sequence[Any]) -> str:
         about = single_line(text_field(turn, "think_goal"), 160) or text_field(turn, "conversation_phase") or "no goal"
         blocked = f" (blocked: {single_line(turn['blocked_reason'], 120)})" if turn.get("blocked_reason") else ""
         parts.append(f"Turn {text_field(turn, 'turn_num')}: {about}{blocked}")
-    text = "; ".join(parts)
-    return text if len(text) <= MAX_REASONING else f"{ELLIPSIS}{text[-MAX_REASONING + 1 :]}"
+    return _keep_newest("; ".join(parts), MAX_REASONING)
 
 
 def _pending(state: Mapping[str, Any], done: TurnExecutionSummary, old: ConversationContext) -> dict[str, Any] | None:

@@ -19,13 +19,7 @@ from context_compiler.errors import ContextCompilerError, LayersError, SettingsE
 from context_compiler.layers.context import Need, build_context, layer_prompt
 from context_compiler.layers.conversation import ConversationContext, conversation_of, from_json, to_json
 from context_compiler.layers.models import as_mapping
-from context_compiler.layers.registry import (
-    CurationResult,
-    SessionIdRegistry,
-    StoredEntities,
-    curate,
-    merge_curations,
-)
+from context_compiler.layers.registry import CurationResult, SessionIdRegistry, StoredEntities, curate, merge_curations
 from context_compiler.layers.retention import Ask, end_turn
 from context_compiler.layers.turn import TurnState, get_current_curation
 from context_compiler.record.database import Moment
@@ -136,26 +130,22 @@ class Layers:
             StoreError: The state cannot be read.
             LayersError: The stored state is invalid.
         """
-        return (await self.load(session_id))[0]
-
-    async def load(self, session_id: str) -> tuple[ConversationContext, int]:
-        """Return the stored state of a session and its version in the store; 0 if the session is unknown."""
-        text, version = await self._newest(session_id)
-        return (conversation_of(None) if text is None else from_json(text)), version
+        text, _ = await self._newest(session_id)
+        return conversation_of(None) if text is None else from_json(text)
 
     async def begin(self, session_id: str, user_message: str) -> tuple[TurnState, int]:
         """Return the initial state of the session's next turn, and the version in the store that it follows."""
         cached = self._cache.get(check_session_id(session_id))
         text, version = await self._newest(session_id)
         if text is None:
-            return initial_state(conversation_of(None), SessionIdRegistry(), user_message), 0
+            return initial_state(None, user_message), 0
         if cached is None or cached.text != text:
             conversation = from_json(text)
             registry = SessionIdRegistry.from_dict(as_mapping(conversation["id_registry"], "id_registry"))
             conversation["id_registry"] = StoredEntities(registry)
             cached = _CachedState(text=text, version=version, conversation=conversation, registry=registry)
             self._cache.keep(session_id, cached)
-        return initial_state(cached.conversation, cached.registry.copy(), user_message), version
+        return initial_state(cached, user_message), version
 
     async def begin_or_report(self, session_id: str, user_message: str) -> tuple[TurnState, int, bool]:
         """Return the same as `begin`, and whether the store was read; if it was not, what was known before is used.
@@ -171,22 +161,16 @@ class Layers:
             raise error
         await self.report(f"session {session_id!r}: its layers cannot be read; the turn begins without them", error)
         cached = self._cache.get(session_id)
-        if cached is None:
-            return initial_state(conversation_of(None), SessionIdRegistry(), user_message), 0, False
-        state = initial_state(cached.conversation, cached.registry.copy(), user_message)
-        return state, cached.version, False
+        return initial_state(cached, user_message), 0 if cached is None else cached.version, False
 
     async def _newest(self, session_id: str) -> tuple[str | None, int]:
-        """Return the newest state of a session, unsaved or stored, and its version; None and 0 if it is unknown."""
-        unsaved = await self._retry_unsaved(session_id)
-        return unsaved or await self.store.layers(session_id, self.vault_name) or (None, 0)
+        """Return the newest state of a session and its version; None and 0 if it is unknown.
 
-    async def _retry_unsaved(self, session_id: str) -> Stored | None:
-        """Try again to store the unsaved state of a session; return the state if it is still unsaved."""
-        if (unsaved := self._unsaved.get(check_session_id(session_id))) is None:
-            return None
-        await self._save(session_id, unsaved)
-        return self._unsaved.get(session_id)
+        If the state is not stored yet, this tries again to store it.
+        """
+        if (unsaved := self._unsaved.get(check_session_id(session_id))) is not None:
+            await self._save(session_id, unsaved)
+        return self._unsaved.get(session_id) or await self.store.layers(session_id, self.vault_name) or (None, 0)
 
     async def save(
         self,
@@ -353,13 +337,14 @@ def check_session_id(session_id: object) -> str:
     return session_id
 
 
-def initial_state(conversation: ConversationContext, registry: SessionIdRegistry, user_message: str) -> TurnState:
-    """Return the initial state of the turn that follows the last stored one."""
+def initial_state(last: _CachedState | None, user_message: str) -> TurnState:
+    """Return the initial state of the turn that follows a state of the session; of the first turn for None."""
+    registry = SessionIdRegistry() if last is None else last.registry.copy()
     registry.set_turn(registry.current_turn + 1)
     return {
         "id_registry": registry,
         "current_turn": registry.current_turn,
-        "conversation": {**conversation},
+        "conversation": {**(conversation_of(None) if last is None else last.conversation)},
         "user_message": user_message,
         "steps": [],
     }

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, cast, get_args
 
-from pydantic import ValidationError
-
 from context_compiler.errors import LayersError
 from context_compiler.layers.index import Row
-from context_compiler.layers.models import EntitySnapshot, Status, list_field
+from context_compiler.layers.models import EntitySnapshot, Status, parse_layer
 
 VERSION = 1
 
@@ -22,21 +19,8 @@ VALUE_TYPES = {(str, str, str, str, int, int, str), (str, str, str, str, int, in
 _VALUES = itemgetter(*ROW_FIELDS)
 
 
-@dataclass(slots=True, kw_only=True)
-class RegistryData:
-    """Parsed state of a registry."""
-
-    current_turn: int = 0
-    entities: dict[str, Row] = field(default_factory=dict[str, Row])
-    ids: dict[str, str] = field(default_factory=dict[str, str])
-    data: dict[str, Any] = field(default_factory=dict[str, Any])
-    demoted: set[str] = field(default_factory=set[str])
-    counters: dict[str, int] = field(default_factory=dict[str, int])
-    gen_counters: dict[str, int] = field(default_factory=dict[str, int])
-
-
-def parse_registry(fields: Mapping[str, Any]) -> RegistryData:
-    """Parse the stored form of a registry.
+def stored_turn(fields: Mapping[str, Any]) -> int:
+    """Check the form of a stored registry, and return the number of its turn.
 
     Raises:
         LayersError: A value is wrong; the message names it.
@@ -51,23 +35,18 @@ def parse_registry(fields: Mapping[str, Any]) -> RegistryData:
     turn = fields.get("current_turn") or 0
     if isinstance(turn, bool) or not isinstance(turn, int) or turn < 0:
         raise LayersError(f"id_registry: current_turn is {turn!r}; give a number from 0")
-    entities = _parse_entities(fields.get("entities", ()))
-    return RegistryData(
-        current_turn=turn,
-        entities=entities,
-        ids=_parse_ids(fields, entities),
-        data={ref: data for ref, data in mapping_field(fields, "data").items() if ref in entities},
-        demoted={str(ref) for ref in list_field(fields, "demoted")}.intersection(entities),
-        counters=_parse_counters(fields, "counters"),
-        gen_counters=_parse_counters(fields, "gen_counters"),
-    )
+    return turn
 
 
-def _parse_entities(listed: Any) -> dict[str, Row]:
+def stored_rows(fields: Mapping[str, Any]) -> dict[str, Row]:
+    """Parse the entities, by ref; LayersError if one is wrong."""
+    listed: Any = fields.get("entities", ())
     if not isinstance(listed, list | tuple):
         raise LayersError(f"id_registry: entities is a {type(listed).__name__}; give a list")
     rows: list[Row] = [
-        dict(row) if _is_valid_row(row) else _parse_row(row, index)
+        dict(row)
+        if _is_valid_row(row)
+        else parse_layer(EntitySnapshot, row, f"id_registry: entities[{index}]").model_dump()
         for index, row in enumerate(cast("list[Any]", listed))
     ]
     return {row["ref"]: row for row in rows}
@@ -85,15 +64,6 @@ def _is_valid_row(row: Any) -> bool:
     return tuple(map(type, values)) in VALUE_TYPES and bool(values[0]) and values[3] in STATUSES
 
 
-def _parse_row(row: Any, position: int) -> Row:
-    try:
-        return EntitySnapshot.model_validate(row).model_dump()
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        path = "".join(f".{step}" for step in first["loc"])
-        raise LayersError(f"id_registry: entities[{position}]{path}: {first['msg']}") from None
-
-
 def mapping_field(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return the mapping stored under a key; empty if there is none.
 
@@ -106,13 +76,8 @@ def mapping_field(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value)
 
 
-def _parse_ids(fields: Mapping[str, Any], entities: Mapping[str, Row]) -> dict[str, str]:
-    """Return database ids by ref."""
-    ids = mapping_field(fields, "ids")
-    return {ref: str(id) for ref, id in ids.items() if id is not None and ref in entities}
-
-
-def _parse_counters(fields: Mapping[str, Any], name: str) -> dict[str, int]:
+def stored_counters(fields: Mapping[str, Any], name: str) -> dict[str, int]:
+    """Parse the counters stored under a key; LayersError if one is wrong."""
     counts = {str(key): count for key, count in mapping_field(fields, name).items()}
     wrong = next((key for key, count in counts.items() if isinstance(count, bool) or not isinstance(count, int)), None)
     if wrong is not None:

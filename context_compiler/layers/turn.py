@@ -6,7 +6,7 @@ A state is a mapping with the keys of `TurnState`, all of them optional.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypedDict, cast
 
 from context_compiler.errors import LayersError
@@ -88,8 +88,8 @@ def get_current_turn_steps(state: Mapping[str, Any]) -> list[StepSummary]:
     steps = list(_executed_steps(state))
     if not steps:
         return []
-    ref_of = _ref_lookup(registry_of(state.get("id_registry")))
-    return [_step_summary(step, ref_of) for step in steps]
+    registry = registry_of(state.get("id_registry"))
+    return [_step_summary(step, registry) for step in steps]
 
 
 def step_results(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,35 +136,30 @@ def _by_number(state: Mapping[str, Any], key: str) -> dict[int, Any]:
     return {int(name): value for name, value in values.items()}
 
 
-def _step_summary(step: Mapping[str, Any], ref_of: RefLookup) -> StepSummary:
-    kind = text_field(step, "type") or text_field(step, "step_type")
-    kind = kind.strip() or "read"
+def _step_summary(step: Mapping[str, Any], registry: SessionIdRegistry) -> StepSummary:
+    kind = (text_field(step, "type") or text_field(step, "step_type")).strip() or "read"
     subdomain, result = text_field(step, "subdomain"), step.get("result")
-    refs = [str(ref) for ref in list_field(step, "entities_involved")] or refs_in_result(result, subdomain, ref_of)
+    refs = [str(ref) for ref in list_field(step, "entities_involved")]
     return StepSummary(
         step_num=step["step_num"],
         type=kind,
         subdomain=subdomain,
         description=text_field(step, "description"),
         outcome=text_field(step, "result_summary") or text_field(step, "outcome") or generic_outcome(result, kind),
-        entities_involved=refs,
+        entities_involved=refs or list(dict.fromkeys(_iter_refs(result, subdomain, registry))),
         note=text_field(step, "note") or text_field(step, "note_for_next_step") or None,
     )
 
 
-def _ref_lookup(registry: SessionIdRegistry) -> RefLookup:
-    """Return a lookup of refs by type and id.
+def _ref_of(registry: SessionIdRegistry, type: str, id: object) -> str | None:
+    """Find a ref by type and id.
 
     Without a type, only refs and UUIDs are found, because a number may occur in every table.
     """
-
-    def ref_of(type: str, id: object) -> str | None:
-        name = str(id)
-        if type:
-            return registry.ref_of(type, id)
-        return name if name in registry else registry.refs.by_uuid(name)
-
-    return ref_of
+    if type:
+        return registry.ref_of(type, id)
+    name = str(id)
+    return name if name in registry else registry.refs.by_uuid(name)
 
 
 def execution_summary(state: Mapping[str, Any]) -> TurnExecutionSummary:
@@ -233,9 +228,6 @@ def get_execution_outcomes(state: Mapping[str, Any]) -> str:
 
 MAX_BLOCKED_ITEMS = 10
 """Maximum items shown of a blocked step."""
-
-RefLookup = Callable[[str, object], str | None]
-"""Function from a type and an id to the entity's ref; if the type is empty, it looks up by id alone."""
 
 
 def generic_outcome(result: object, kind: str = "read") -> str:
@@ -318,37 +310,33 @@ def _rows(value: object) -> Sequence[object]:
     return [] if value is None else [value]
 
 
-def refs_in_result(result: object, subdomain: str, ref_of: RefLookup) -> list[str]:
-    """Return the refs of all entities in a result, without duplicates, in order of occurrence."""
-    return list(dict.fromkeys(_iter_refs(result, subdomain, ref_of)))
-
-
-def _iter_refs(result: object, type: str, ref_of: RefLookup, ancestors: Ancestors = ()) -> Iterator[str]:
+def _iter_refs(result: object, type: str, registry: SessionIdRegistry, ancestors: Ancestors = ()) -> Iterator[str]:
+    """Iterate over the refs of all entities in a result, in order of occurrence."""
     if is_recursive(result, ancestors):
         return
     inside = (*ancestors, id(result))
     operations = list(_operations(result))
     if operations:
         for _, table, rows in operations:
-            yield from _iter_refs(list(rows), table or type, ref_of, inside)
+            yield from _iter_refs(list(rows), table or type, registry, inside)
     elif isinstance(result, Mapping):
-        yield from _row_refs(cast("Mapping[str, Any]", result), type, ref_of, inside)
+        yield from _row_refs(cast("Mapping[str, Any]", result), type, registry, inside)
     elif isinstance(result, list | tuple):
         for inner in cast("Sequence[object]", result):
-            yield from _iter_refs(inner, type, ref_of, inside)
-    elif isinstance(result, str) and (ref := ref_of("", result)):
+            yield from _iter_refs(inner, type, registry, inside)
+    elif isinstance(result, str) and (ref := _ref_of(registry, "", result)):
         yield ref
 
 
-def _row_refs(row: Mapping[str, Any], type: str, ref_of: RefLookup, ancestors: Ancestors) -> Iterator[str]:
-    ref = ref_of("", row["ref"]) if row.get("ref") else None
+def _row_refs(row: Mapping[str, Any], type: str, registry: SessionIdRegistry, ancestors: Ancestors) -> Iterator[str]:
+    ref = _ref_of(registry, "", row["ref"]) if row.get("ref") else None
     if ref is None and row.get("id") is not None:
-        ref = ref_of(type, row["id"]) or ref_of("", row["id"])
+        ref = _ref_of(registry, type, row["id"]) or _ref_of(registry, "", row["id"])
     if ref:
         yield ref
     for inner in row.values():
         if isinstance(inner, list | tuple):
-            yield from _iter_refs(list(cast("Sequence[object]", inner)), "", ref_of, ancestors)
+            yield from _iter_refs(list(cast("Sequence[object]", inner)), "", registry, ancestors)
 
 
 def blocked_reason(blocked: object) -> str | None:

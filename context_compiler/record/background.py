@@ -190,7 +190,6 @@ class Outcome(Generic[T]):
                 raise
 
     def _settle(self, settle: Callable[[asyncio.Future[T]], object]) -> None:
-        """Settle the answer on the thread of the waiting task."""
         if get_ident() == self._thread:
             self._end(settle)
             return

@@ -122,14 +122,6 @@ _REQUESTS = (
     " JOIN sessions s ON s.id = v.session"
 )
 
-_CHAIN = (
-    "WITH RECURSIVE up (id, parent, content, instructions, depth) AS ("
-    "SELECT id, parent, content, instructions, 1 FROM nodes WHERE id = ?1"
-    " UNION ALL SELECT n.id, n.parent, n.content, n.instructions, up.depth + 1"
-    " FROM up JOIN nodes n ON n.id = up.parent WHERE ?2 < 0 OR up.depth < ?2)"
-)
-"""A chain from its tip `?1` backwards: the last `?2` messages, or all if `?2` is negative."""
-
 NEAR = 64
 """Messages near the end of a known chain at which reading another chain may stop."""
 
@@ -352,8 +344,15 @@ def chain_nodes(db: Database, tip: str | None, session: int, cached: Sequence[No
 
 def last_nodes(db: Database, tip: str, count: int) -> list[Node]:
     """The last messages of a chain, oldest first."""
-    found = db.execute(f"{_CHAIN} SELECT id, content, instructions FROM up ORDER BY depth", (tip, count)).fetchall()
-    return [Node(row[0], row[1], row[2]) for row in reversed(found)]
+    found = db.execute(
+        "WITH RECURSIVE up (id, parent, content, instructions, depth) AS ("
+        "SELECT id, parent, content, instructions, 1 FROM nodes WHERE id = ?1"
+        " UNION ALL SELECT n.id, n.parent, n.content, n.instructions, up.depth + 1"
+        " FROM up JOIN nodes n ON n.id = up.parent WHERE up.depth < ?2)"
+        " SELECT id, content, instructions FROM up ORDER BY depth DESC",
+        (tip, count),
+    )
+    return [Node(*row) for row in found]
 
 
 def message_bodies(db: Database, nodes: Sequence[Node]) -> list[bytes]:
@@ -559,23 +558,19 @@ def calls_in_progress(db: Database, session: int | None = None) -> list[ModelCal
     A call has ended when its compile is stored or its time limit has passed.
     """
     calls = db.execute(
-        "SELECT u.session, s.session_id, u.model, u.started_at, u.expires_at"
+        "SELECT u.session, s.session_id, u.model, u.started_at, u.expires_at AS until"
         " FROM under_way u JOIN sessions s ON s.id = u.session"
         f" WHERE u.expires_at > ?1 AND (?2 IS NULL OR u.session = ?2) AND {OWNED.format(3)} AND NOT EXISTS"
         " (SELECT 1 FROM context_summaries c WHERE c.session = u.session AND c.created_at >= u.started_at)"
         " ORDER BY u.started_at DESC",
         (rows.stamp(datetime.now(UTC)), session, db.owner),
     )
-    return [
-        ModelCall(
-            session=row[0],
-            session_id=row[1],
-            model=row[2],
-            started_at=rows.parse_stamp(row[3]),
-            until=rows.parse_stamp(row[4]),
-        )
-        for row in calls
-    ]
+    return [_model_call(row) for row in calls]
+
+
+def _model_call(row: Any) -> ModelCall:
+    times = {name: rows.parse_stamp(row[name]) for name in ("started_at", "until")}
+    return ModelCall(**{**rows.mapping(row), **times})
 
 
 def _session(row: Any) -> SessionRow:

@@ -124,9 +124,11 @@ def write_conversation(
         if after is not None and before is None:
             return False
         with _as_owner(db, conversation.scope or ""):
-            copied = [] if after is None else _entries_to_copy(db, before, after, text_of)
+            if after is not None and before is not None and _owner_of_entry(db, after) is None:
+                log = _log(db, before, after, None)  # it is copied, because a fork shares no rows with another owner
+                messages = [*((entry, _message(entry, text_of)) for entry in log), *messages]
             session = session_row(db, session_key(db, conversation.conversation_id, ""), datetime.now(UTC))
-            for entry, message in (*copied, *messages):
+            for entry, message in messages:
                 _write_entry(db, session, entry, message)
             _write_row(db, session, conversation)
     return True
@@ -162,18 +164,6 @@ def _log(db: Database, owner: str, head: str, limit: int | None) -> list[LogEntr
         (owner, head, NO_LIMIT if limit is None else limit),
     )
     return [_entry(row) for row in entries.fetchall()]
-
-
-def _entries_to_copy(
-    db: Database, owner: str | None, head: str, text_of: Callable[[bytes], str]
-) -> list[tuple[LogEntry, NewMessage]]:
-    """Entries of another owner's log up to `head`, to be copied because a fork shares no rows with another owner.
-
-    Empty if this owner has the entry itself.
-    """
-    if owner is None or _owner_of_entry(db, head) is not None:
-        return []
-    return [(entry, _message(entry, text_of)) for entry in _log(db, owner, head, None)]
 
 
 def _conversation(row: Any) -> StoredConversation:

@@ -21,7 +21,7 @@ from context_compiler.record import rows
 from context_compiler.record.database import PAGE, Database
 from context_compiler.record.maintenance import EXPORTED
 from context_compiler.record.queries import insert, reseal
-from context_compiler.record.sessions import memory_diff
+from context_compiler.record.sessions import make_live, memory_diff, unindex
 from context_compiler.record.store import SQLStore
 from context_compiler.record.tables import SEALED
 
@@ -162,11 +162,8 @@ def _write_page(db: Database, table: str, page: Sequence[Row], numbers: Numbers)
                 "INSERT INTO copies (session, node, content) VALUES (?, ?, ?)"
                 " ON CONFLICT (session, node) DO UPDATE SET content = excluded.content"
             )
-            columns = ["session", "node", "content"]
         db.executemany(query, [[row[column] for column in columns] for row in new_rows])
-        if table not in CHANGING:
-            return 0, {}, ()
-        return 0, {}, [row for row in new_rows if _differs(row, _target_row(db, table, row), table)]
+        return 0, {}, [row for row in new_rows if table in CHANGING and _differs(db, table, row)]
 
 
 def _target_row(db: Database, table: str, row: Row) -> Row:
@@ -184,7 +181,8 @@ def _target_row(db: Database, table: str, row: Row) -> Row:
     return rows.mapping(db.execute(query, key).fetchone())
 
 
-def _differs(row: Row, current: Row, table: str) -> bool:
+def _differs(db: Database, table: str, row: Row) -> bool:
+    current = _target_row(db, table, row)
     return any(row[column] != current[column] for column in CHANGING[table])
 
 
@@ -205,7 +203,6 @@ def _has_diverged(db: Database, table: str, current: Row, row: Row) -> bool:
 
 
 def _update(db: Database, table: str, current: Row, row: Row) -> None:
-    """Update a row of the target from the source."""
     values = {column: row[column] for column in CHANGING[table]}
     if table in SEALED:
         new = {**current, **values}
@@ -217,9 +214,7 @@ def _update(db: Database, table: str, current: Row, row: Row) -> None:
             insert(db, "cycles", [row[column] for column in SEALED["cycles"]])
             return
         if table == "spaces":
-            live = db.execute("SELECT id FROM live_memories WHERE session = ?", (current["id"],)).fetchall()
-            for (number,) in live:
-                db.unindex_memory(number)
+            unindex(db, "session = ?", current["id"])
             db.execute("DELETE FROM live_memories WHERE session = ?", (current["id"],))
         settings = ", ".join(f"{column} = ?" for column in values)
         db.execute(f"UPDATE {table} SET {settings} WHERE {key} = ?", (*values.values(), current["id"]))
@@ -262,16 +257,12 @@ def _write_sealed(db: Database, table: str, page: Sequence[Row], numbers: Number
         new = _renumber_compile(db, table, _renumber(row, numbers), numbers)
         number = _number_of(db, table, new)
         if number is None:
-            number, added = db.next_number(table), added + 1
             if table == "context_summaries":
                 new = _without_used_key(db, new)
-            values = [new[column] for column in columns]
-            names = ("rowid", *columns, "seal")
-            query = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
-            db.execute(query, (number, *values, rows.seal(number, values)))
+            number, added = insert(db, table, [new[column] for column in columns]), added + 1
         elif table in CHANGING:
             new = {**new, "id": number}
-            unequal += [new] if _differs(new, _target_row(db, table, new), table) else []
+            unequal += [new] if _differs(db, table, new) else []
         new_numbers[row["id"]] = number
     return added, new_numbers, unequal
 
@@ -341,17 +332,15 @@ def _add_live_memory(db: Database, session: int, memory: str, terms: str | None)
         if db.execute(query, (session, memory)).fetchone() or tip is None:
             return
         if memory in memory_diff(db, None, tip[0])[1]:
-            number = db.next_number("live_memories")
-            db.execute("INSERT INTO live_memories (id, session, memory) VALUES (?, ?, ?)", (number, session, memory))
-            if terms is not None:
-                db.index_memory(number, terms)
+            make_live(db, session, memory, terms)
 
 
 async def _index(source: SQLStore, target: SQLStore, progress: Callable[[str], object]) -> None:
     """Add the texts that the search index of the target lacks."""
     indexed = await target.perform(lambda db: {row[0] for row in db.execute("SELECT DISTINCT node FROM messages_fts")})
+    query = "SELECT rowid, node, text FROM messages_fts WHERE rowid > ? AND text NOT NULL ORDER BY rowid LIMIT ?"
     after = 0
-    while page := await source.perform(lambda db, after=after: db.message_texts(after, PAGE)):
+    while page := await source.perform(lambda db, after=after: db.execute(query, (after, PAGE)).fetchall()):
         after = page[-1][0]
         texts = [(node, text) for _, node, text in page if node not in indexed]
         await target.perform(partial(_index_page, texts=texts))

@@ -122,20 +122,12 @@ class Database(Protocol):
         """Add the terms of a memory to the search index."""
         ...
 
-    def unindex_memory(self, number: int) -> None:
-        """Remove a memory from the search index."""
-        ...
-
     def find_memories(self, session: int, terms: Sequence[str], limit: int) -> list[Any]:
         """Find the best matches in a session for any term; each row has `id`, `created_at`, `position` and `body`."""
         ...
 
     def memories_with(self, session: int, phrase: str) -> list[Any]:
         """Find indexed memories with a phrase; each row has `number`, `memory`, `id`, `created_at` and `body`."""
-        ...
-
-    def message_texts(self, after: int, limit: int) -> list[tuple[int, str, str]]:
-        """Search-index entries after the given row, as `(row, message id, text)`."""
         ...
 
     def live_memories(self) -> list[tuple[int, str, str | None]]:

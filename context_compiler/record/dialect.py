@@ -13,16 +13,22 @@ from context_compiler.record.tables import UNNAMED_NUMBERS
 
 NO_NULLS: frozenset[int] = frozenset()
 
-NUMBERS: Mapping[str, str] = {"contents": "hash", "spaces": "session", **dict.fromkeys(UNNAMED_NUMBERS, "rowid")}
+NUMBERS: Mapping[str, str] = {
+    "contents": "hash",
+    "spaces": "session",
+    "messages_fts": "number",
+    **dict.fromkeys(UNNAMED_NUMBERS, "rowid"),
+}
 """Columns that replace SQLite's `rowid`, by table; in all other tables it is `id`."""
 
 _LITERAL = re.compile(r"('(?:[^']|'')*')")
 _TABLE = re.compile(rf"\b(FROM|JOIN|INTO|UPDATE|TABLE)(\s+)({'|'.join(TABLES)})\b", re.IGNORECASE)
-_LIST = re.compile(r"IN \(SELECT value FROM json_each\((\?\d*)\)\)")
-_TIPS = re.compile(r"json_each\((\?\d*)\) AS tip")
-_NULL = re.compile(r"(\?\d*) IS NULL")
-_MARKER = re.compile(r"(IN \(SELECT value FROM json_each\(\?\d*\)\)|json_each\(\?\d*\) AS tip|\?\d* IS NULL|\?\d*)")
-"""Parameter markers, with the words around them that PostgreSQL writes differently."""
+_MARKER = re.compile(
+    r"IN \(SELECT value FROM json_each\(\?(?P<list>\d*)\)\)|json_each\(\?(?P<tips>\d*)\) AS tip"
+    r"|\?(?P<null>\d*) IS NULL|\?(?P<plain>\d*)"
+)
+"""Parameter markers by kind, with the words around them that PostgreSQL writes differently."""
+_FORMS = {"list": "= ANY(${})", "tips": "unnest(${}::text[]) WITH ORDINALITY AS tip (value, key)", "plain": "${}"}
 _WORDS = (
     (re.compile(r"\bifnull\("), "coalesce("),
     (re.compile(r"\binstr\("), "strpos("),
@@ -59,7 +65,9 @@ def translate(sql: str, schema: str, nulls: frozenset[int] = NO_NULLS) -> Statem
     number = NUMBERS.get(first[3].lower(), "id") if first else "id"
     markers = _Markers(nulls=nulls)
     parts = _LITERAL.split(re.sub(r"\browid\b", number, sql))
-    text = "".join(part if i % 2 else _words(markers.replace(part), schema) for i, part in enumerate(parts)).strip()
+    text = "".join(
+        part if i % 2 else _words(_MARKER.sub(markers.translate, part), schema) for i, part in enumerate(parts)
+    ).strip()
     if "INSERT OR IGNORE" in text:
         text = text.replace("INSERT OR IGNORE", "INSERT") + " ON CONFLICT DO NOTHING"
     return Statement(
@@ -84,25 +92,16 @@ class _Markers:
     count: int = 0
     lists: set[int] = field(default_factory=set[int])
 
-    def replace(self, text: str) -> str:
-        """Replace the markers in a part of the statement by those of PostgreSQL."""
-        return _MARKER.sub(lambda found: self._translate(found[0]), text)
-
-    def _translate(self, text: str) -> str:
-        if match := _LIST.fullmatch(text):
-            return f"= ANY({self._marker(match[1], is_list=True)})"
-        if match := _TIPS.fullmatch(text):
-            return f"unnest({self._marker(match[1], is_list=True)}::text[]) WITH ORDINALITY AS tip (value, key)"
-        if match := _NULL.fullmatch(text):
-            return "TRUE" if int(self._marker(match[1])[1:]) - 1 in self.nulls else "FALSE"
-        return self._marker(text)
-
-    def _marker(self, text: str, *, is_list: bool = False) -> str:
+    def translate(self, found: re.Match[str]) -> str:
+        """Return a marker as PostgreSQL writes it."""
         self.count += 1
-        number = int(text[1:]) if len(text) > 1 else self.count
-        if is_list:
+        kind = found.lastgroup or "plain"
+        number = int(found[kind] or self.count)
+        if kind in ("list", "tips"):
             self.lists.add(number - 1)
-        return f"${number}"
+        if kind == "null":
+            return "TRUE" if number - 1 in self.nulls else "FALSE"
+        return _FORMS[kind].format(number)
 
 
 MARK, NUL = "\ufdd0", "\0"

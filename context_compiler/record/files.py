@@ -72,7 +72,6 @@ def other_records(path: Path) -> list[str]:
 
 
 def _is_record(path: Path) -> bool:
-    """True if a file can be read as a record."""
     try:
         open_file(path.absolute(), read_only=True, busy_timeout_ms=0).close()
     except FAILURES:

@@ -84,11 +84,8 @@ def _exported(table: str, row: Any) -> Mapping[str, object]:
     for column, value in fields.items():
         if isinstance(value, str) and not rows.is_text(value):
             raise ValueError(f"{column} is not valid UTF-8")
-    return {
-        "table": table,
-        **fields,
-        **({"body": rows.to_text(rows.unpack(row["body"]))} if table == "contents" else {}),
-    }
+    body = {"body": rows.to_text(rows.unpack(row["body"]))} if table == "contents" else {}
+    return {"table": table, **fields, **body}
 
 
 def _place(table: str, row: Any) -> str:
@@ -161,7 +158,10 @@ def _check_nodes(
     def check_node(row: Any) -> Iterator[str]:
         if not _matches_name(row["id"], row, facts, texts):
             yield f"nodes {row['id']}: the name does not match the content and parent"
-        yield from _check_position(row)
+        if row["parent"] is not None and row["found"] is None:
+            yield f"nodes {row['id']}: the parent {row['parent']} is missing"
+        elif row["position"] != (0 if row["parent"] is None else row["before"] + 1):
+            yield f"nodes {row['id']}: position {row['position']} is not its parent's plus one"
 
     def check_copy(row: Any) -> Iterator[str]:
         if not _matches_name(row["node"], row, facts, texts):
@@ -207,14 +207,6 @@ def _matches_name(name: str, row: Any, facts: Mapping[str, ids.IdentityFacts], t
         content = replace(content, instructions=texts.get(row["instructions"]))
     rendering = content.rendering if name.startswith(ids.RENDERED) else ""
     return ids.view_message_id(parent, content.exact, rendering) == name
-
-
-def _check_position(row: Any) -> Iterator[str]:
-    """Check that a node's parent exists and its position is one more than the parent's."""
-    if row["parent"] is not None and row["found"] is None:
-        yield f"nodes {row['id']}: the parent {row['parent']} is missing"
-    elif row["position"] != (0 if row["parent"] is None else row["before"] + 1):
-        yield f"nodes {row['id']}: position {row['position']} is not its parent's plus one"
 
 
 def check_tips(db: Database) -> Iterator[str]:

@@ -191,7 +191,7 @@ class Postgres:
     async def _perform(self, work: Work[T], needs: Component | None, read_only: bool, connection: Connection) -> T:
         try:
             if needs is not None and needs.name not in self._known:
-                await create(connection, needs, schema=self.schema, read_only=read_only)
+                await create(connection, needs, self.schema, read_only=read_only)
                 self._known.add(needs.name)
             return await work(connection)
         except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
@@ -328,11 +328,7 @@ hold_at_fork(_pools_lock)
 
 def _pool_of(url: str, size: int, patience_s: float) -> _OwnPool:
     with _pools_lock:
-        key = (url, size, patience_s)
-        pool = _pools.get(key)
-        if pool is None:
-            pool = _pools[key] = _OwnPool(url, size, patience_s)
-        return pool
+        return _pools.setdefault((url, size, patience_s), _OwnPool(url, size, patience_s))
 
 
 async def _close_connection(connection: Any) -> None:
@@ -366,9 +362,7 @@ def explain(error: Exception, location: str) -> StoreError:
     return StoreError(f"{location}: {error or type(error).__name__}; {remedy}")
 
 
-async def create(
-    connection: Connection, component: Component, *, schema: str = SCHEMA, read_only: bool = False
-) -> None:
+async def create(connection: Connection, component: Component, schema: str, *, read_only: bool) -> None:
     """Create the tables if the database lacks them, under a lock, so that several processes may do so at once.
 
     Raises:

@@ -103,7 +103,6 @@ def _body_bytes(body: object) -> object:
 
 
 def _escape_text(value: object) -> object:
-    """Escape an argument if it is a text."""
     return escape(value) if isinstance(value, str) else value
 
 
@@ -183,13 +182,11 @@ class PostgresDatabase:
         """Run one statement once for each sequence of parameters, in one round trip."""
         if parameters:
             statement = self._statement(sql, parameters[0])
-            self._run_many(statement.text, [self._arguments(statement, one) for one in parameters])
-
-    def _run_many(self, sql: str, arguments: Sequence[Sequence[Any]]) -> None:
-        if len(arguments) == 1:
-            self.run(sql, *arguments[0], returns_rows=False)
-        else:
-            self.wait(self.connection.executemany(sql, arguments, timeout=self.timeout))
+            arguments = [self._arguments(statement, one) for one in parameters]
+            if len(arguments) == 1:
+                self.run(statement.text, *arguments[0], returns_rows=False)
+            else:
+                self.wait(self.connection.executemany(statement.text, arguments, timeout=self.timeout))
 
     def scan(self, sql: str, parameters: Sequence[Any] = ()) -> Iterator[Any]:
         """Yield the rows of a query whose result may be large; call it within a transaction."""
@@ -234,18 +231,14 @@ class PostgresDatabase:
             refuse_removed(self)
             yield
 
-    @contextmanager
-    def snapshot(self) -> Generator[None]:
+    def snapshot(self) -> AbstractContextManager[None]:
         """Run a read transaction, which sees one state of the record."""
-        with self._run_transaction("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"):
-            yield
+        return self._run_transaction("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
 
-    @contextmanager
-    def sweep(self) -> Generator[None]:
+    def sweep(self) -> AbstractContextManager[None]:
         """Run a transaction that removes rows; no other transaction writes meanwhile."""
         lock = f"SELECT pg_advisory_xact_lock({APPLICATION_ID}, 1)"
-        with self._run_transaction(f"BEGIN; {self._set_lock_timeout()} {lock}"):
-            yield
+        return self._run_transaction(f"BEGIN; {self._set_lock_timeout()} {lock}")
 
     def lock_name(self, name: str) -> None:
         """Take a lock on a name until the transaction ends; other transactions that take it wait."""
@@ -326,10 +319,6 @@ class PostgresDatabase:
         query = f"INSERT INTO {self.schema}.memories_fts (id, terms) VALUES ($1, string_to_array($2, ' '))"
         self.run(query, number, _escape_text(terms), returns_rows=False)
 
-    def unindex_memory(self, number: int) -> None:
-        """Remove a memory from the search index."""
-        self.execute("DELETE FROM memories_fts WHERE id = ?", (number,))
-
     def find_memories(self, session: int, terms: Sequence[str], limit: int) -> list[Any]:
         """Find the best matches in a session by BM25."""
         matches = self.run(
@@ -353,11 +342,6 @@ class PostgresDatabase:
             session,
             _escape_text(phrase),
         ).fetchall()
-
-    def message_texts(self, after: int, limit: int) -> list[tuple[int, str, str]]:
-        """Search-index entries after the given row, as `(row, message id, text)`."""
-        query = "SELECT number, node, text FROM messages_fts WHERE number > ? AND text NOT NULL ORDER BY number LIMIT ?"
-        return [(row[0], row[1], row[2]) for row in self.execute(query, (after, limit))]
 
     def live_memories(self) -> list[tuple[int, str, str | None]]:
         """Live memories of all sessions in order, as `(session, memory, terms)`."""

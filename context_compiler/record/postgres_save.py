@@ -279,7 +279,6 @@ class _Save:
         return _row(row, rows.seal(state.summary, row), state.summary)
 
     def _name(self, text: str) -> str:
-        """Return the stored name of a string."""
         return self.prefix + ids.blob_id(rows.to_bytes(text))
 
     def _texts(self, messages: Sequence[NewMessage]) -> dict[str, str]:

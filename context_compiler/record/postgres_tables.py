@@ -61,9 +61,5 @@ SAVE = Path(__file__).with_name("save_request.sql")
 RECORD = Component(
     name="record",
     version=VERSION,
-    statements=(
-        *CREATE,
-        *(f"CREATE SEQUENCE {{schema}}.{table}_numbers" for table in NUMBERED),
-        SAVE,
-    ),
+    statements=(*CREATE, *(f"CREATE SEQUENCE {{schema}}.{table}_numbers" for table in NUMBERED), SAVE),
 )

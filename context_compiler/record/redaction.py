@@ -8,12 +8,12 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from context_compiler.cache import Memo
 from context_compiler.ids import RENDERED, identity_facts, view_message_id
-from context_compiler.record.values import Chain, Compile, Entry, with_null_reasons
+from context_compiler.record.values import Chain, Compile, Entry, MessageChain, with_null_reasons
 
 Redact = Callable[[str], str]
 """A function that returns the part of a string that may be recorded."""
@@ -24,20 +24,10 @@ TOOLSETS = 100
 """Number of tool sets whose redacted form is cached."""
 FREE = frozenset({"args", "content", "metadata", "provider_details", "vendor_metadata", "vendor_details"})
 """Message fields that contain user data; mapping keys in them are user data too."""
-TEXTS = FREE | {
-    "instructions",
-    "transcript",
-    "signature",
-    "error",
-    "url",
-    "file_id",
-    "identifier",
-    "tool_name",
-    "dynamic_ref",
-    "context_id",
-    "provider_url",
-    "model_name",
-}
+TEXTS = frozenset(
+    {"instructions", "transcript", "signature", "error", "url", "file_id", "identifier", "tool_name", "dynamic_ref"}
+    | {"context_id", "provider_url", "model_name", *FREE}
+)
 """Message fields with arbitrary text; all other fields contain only the host's own words."""
 PIECES = frozenset(
     {"binary", "image-url", "audio-url", "video-url", "document-url", "uploaded-file", "cache-point", "text-content"}
@@ -51,28 +41,14 @@ PIECE_FIELDS = frozenset(
 FIXED = frozenset({"retry-prompt", "retry-feedback"})
 """Kinds of message parts whose content is a mapping with keys of the host."""
 
-CONTENT = tuple("raw_tip view_tip cache_key compiled_prompt raw_output summary summary_json input_payload".split())
-"""Columns that contain content of a conversation, or ids derived from it."""
+COMPILE_CONTENT = tuple("cache_key compiled_prompt raw_output summary summary_json input_payload".split())
+"""Columns of a compile that contain content of a conversation, or ids derived from it."""
+
+CONTENT = ("raw_tip", "view_tip", *COMPILE_CONTENT)
+"""All such columns."""
 
 METADATA, REDACTED = "record is metadata", "content is redacted, and no request has this compile"
 """Reasons why the columns `CONTENT` are NULL."""
-
-
-@dataclass(frozen=True, slots=True)
-class RedactedChain:
-    """A chain of redacted messages."""
-
-    ids: tuple[str, ...]
-    bodies: tuple[bytes, ...]
-    texts: tuple[str, ...]
-
-    def body(self, index: int) -> bytes:
-        """The canonical JSON of message `index`, redacted."""
-        return self.bodies[index]
-
-    def text(self, index: int) -> str:
-        """The searchable text of message `index`, redacted."""
-        return self.texts[index]
 
 
 class Redactor:
@@ -103,7 +79,7 @@ class Redactor:
             row = self.compile(row, dict(zip(entry.raw.ids, raw.ids, strict=True)))
         return Entry(record=kept, raw=raw, view=view, compile=row, tools=tools and self.tools(tools))
 
-    def chain(self, chain: Chain) -> RedactedChain:
+    def chain(self, chain: Chain) -> MessageChain:
         """Redact every message of a chain."""
         kept: list[tuple[str, bytes, str]] = []
         for index, name in enumerate(chain.ids):
@@ -117,7 +93,7 @@ class Redactor:
                 self._done.keep(name, done)
             kept.append(done)
         ids, bodies, texts = zip(*kept, strict=True) if kept else ((), (), ())
-        return RedactedChain(ids=ids, bodies=bodies, texts=texts)
+        return MessageChain(ids=ids, bodies=bodies, texts=texts)
 
     def _host_data(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Redact a message, a part or an object inside its content; the host defines its fields."""
@@ -202,17 +178,7 @@ def without_content(entry: Entry) -> Entry:
 
 def compile_without_content(row: Compile, why: str = METADATA) -> Compile:
     """Remove all content from a compile; `why` is the reason given for the NULL columns."""
-    kept = replace(
-        row,
-        covered_tip="",
-        cache_key=None,
-        compiled_prompt=None,
-        raw_output=None,
-        summary=None,
-        summary_json=None,
-        input_payload=None,
-        error=_error_kind(row.error),
-    )
+    kept = replace(row, covered_tip="", error=_error_kind(row.error), **dict.fromkeys(COMPILE_CONTENT, None))
     return with_null_reasons(kept, dict.fromkeys(CONTENT, why))
 
 

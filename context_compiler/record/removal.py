@@ -16,6 +16,7 @@ from context_compiler.record.conversations import CONVERSATIONS
 from context_compiler.record.database import Database
 from context_compiler.record.queries import OWNED, reseal
 from context_compiler.record.rows import writer_of
+from context_compiler.record.sessions import unindex
 from context_compiler.record.tables import COLUMNS, REFERENCES
 
 LAST = "\U0010ffff"
@@ -280,18 +281,11 @@ def _remove_rows(db: Database, table: str, key: str, doomed: Sequence[int]) -> N
 
 
 def _sessions_with_requests(db: Database) -> set[int]:
-    """Row numbers of the sessions that have requests."""
     return set(_numbers(db, "SELECT DISTINCT session FROM views"))
 
 
 def _remove_unreferenced(db: Database) -> None:
-    """Remove all rows that no other row needs."""
-    for statement in (
-        f"{KEPT_ENTRIES} DELETE {UNUSED_ENTRIES}",
-        DROP_NODES,
-        DROP_COPIES,
-        f"DELETE {UNUSED_TOOLS}",
-    ):
+    for statement in (f"{KEPT_ENTRIES} DELETE {UNUSED_ENTRIES}", DROP_NODES, DROP_COPIES, f"DELETE {UNUSED_TOOLS}"):
         db.execute(statement)
     db.clean_indexes()
     db.execute("DELETE FROM claims")
@@ -312,9 +306,7 @@ def _remove_sessions(db: Database, sessions: Sequence[int]) -> None:
         db.execute("UPDATE context_summaries SET session = ? WHERE id = ?", (row["heir"], row["id"]))
         reseal(db, "context_summaries", row["id"])
     _remove(db, "context_summaries", "session", sessions)
-    query = "SELECT id FROM live_memories WHERE session IN (SELECT value FROM json_each(?))"
-    for number in _numbers(db, query, (json.dumps(sessions),)):
-        db.unindex_memory(number)
+    unindex(db, "session IN (SELECT value FROM json_each(?))", json.dumps(sessions))
     for table in SESSION_TABLES:
         _remove(db, table, "session", sessions)
     _remove(db, "sessions", "id", sessions)

@@ -63,12 +63,7 @@ SUMMED = ("model", "provider", "cached", "cached_raw", "tokens_recall")
 RECORDED = tuple(name for name in SEALED["views"] if name not in ("session", "summary", *SUMMED))
 """Columns of a request that are fields of `Record`."""
 
-TIPS = (
-    ("sessions", "raw_tip"),
-    ("views", "raw_tip"),
-    ("views", "view_tip"),
-    ("context_summaries", "covered_tip"),
-)
+TIPS = (("sessions", "raw_tip"), ("views", "raw_tip"), ("views", "view_tip"), ("context_summaries", "covered_tip"))
 """Columns that contain the stored name of a message; NULL or empty if content is not recorded."""
 
 TURN_TIPS = (("commits", "turns_tip"), ("spaces", "turns_tip"), ("scores", "turns_tip"))
@@ -421,7 +416,8 @@ def view_row(entry: Entry, session: int, summary: int | None, prefix: str) -> tu
     raw_tip, view_tip = tips(entry)
     columns: dict[str, Column] = {
         **{name: getattr(record, name) for name in RECORDED},
-        **dict(zip(SUMMED, _summed(record), strict=True)),
+        **input_price(record)._asdict(),
+        "tokens_recall": recalled_tokens(record),
         "session": session,
         "raw_tip": raw_tip and prefix + raw_tip,
         "view_tip": view_tip and prefix + view_tip,
@@ -432,12 +428,6 @@ def view_row(entry: Entry, session: int, summary: int | None, prefix: str) -> tu
         "created_at": stamp(record.created_at),
     }
     return tuple(_plain(columns[name]) for name in SEALED["views"])
-
-
-def _summed(record: Record) -> tuple[Column, ...]:
-    """Return the columns `SUMMED` of a request."""
-    price = input_price(record)
-    return (price.model, price.provider, price.cached, price.cached_raw, recalled_tokens(record))
 
 
 def to_compile(row: Row) -> Compile:

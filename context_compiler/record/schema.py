@@ -30,14 +30,6 @@ TABLES = (
 """The statements that create the tables and indexes."""
 
 
-def other_version(version: int, what: str) -> StoreError:
-    """The error for a record of another version; `what` it is kept in: a file or a database."""
-    return StoreError(
-        f"the record was written by another version of context-compiler (schema {version}, this one knows {VERSION});"
-        f" move it away or give another {what} to begin a new one"
-    )
-
-
 def version_of(db: sqlite3.Connection) -> int:
     """Return the version of the tables of a file; 0 for a new one.
 
@@ -68,5 +60,8 @@ def _version(db: sqlite3.Connection) -> int:
     if owner != APPLICATION_ID and (owner or version or tables):
         raise StoreError("the database belongs to another program; give the record a file of its own")
     if version not in (0, VERSION):
-        raise other_version(version, "file")
+        raise StoreError(
+            f"the record was written by another version of context-compiler (schema {version}, this one knows"
+            f" {VERSION}); move it away or give another file to begin a new one"
+        )
     return version

@@ -29,7 +29,7 @@ from context_compiler.record.queries import (
     session_row,
 )
 from context_compiler.record.rows import stored_name, without_prefix, writer_of
-from context_compiler.record.values import Action, Chain, Compile, Cycle
+from context_compiler.record.values import Action, Chain, Compile, Cycle, MessageChain
 
 IndexTerms = Callable[[str], str]
 """A function that returns the search terms of a string, separated by spaces."""
@@ -43,34 +43,19 @@ COMMIT = ("parent", "memory_tip", "turns_tip", "state", "memories", "turns", "au
 NAMES = ("parent", "memory_tip", "turns_tip", "state")
 """Columns of `COMMIT` that contain stored names."""
 
-
-class _NoTurns:
-    """An empty chain."""
-
-    ids: Sequence[str] = ()
-
-    def body(self, index: int) -> bytes:
-        raise IndexError(index)
-
-    def text(self, index: int) -> str:
-        raise IndexError(index)
-
-
-NO_TURNS = _NoTurns()
+NO_TURNS = MessageChain()
 
 MAX_CALL_S = 3_600.0
 """Maximum seconds for which a model call is announced or claimed."""
 
 
-NEWEST_LAYERS = (
-    "SELECT l.session, l.state, l.version FROM layers l JOIN sessions s ON s.id = l.session"
-    " WHERE s.session_id = ? AND s.vault_name = ? AND s.owner = ?"
-)
-
-
 def load_layers(db: Database, session_id: str, vault_name: str = "") -> tuple[str, int] | None:
     """Return the newest layers of a session as JSON text, with their version, from 1; None if it has no layers."""
-    row = db.execute(NEWEST_LAYERS, session_key(db, session_id, vault_name)).fetchone()
+    row = db.execute(
+        "SELECT l.state, l.version FROM layers l JOIN sessions s ON s.id = l.session"
+        " WHERE s.session_id = ? AND s.vault_name = ? AND s.owner = ?",
+        session_key(db, session_id, vault_name),
+    ).fetchone()
     return None if row is None else (row["state"], row["version"])
 
 
@@ -82,8 +67,8 @@ def save_layers(db: Database, session_id: str, vault_name: str, state: str, *, a
     """
     with db.transaction():
         db.lock_name(rows.escape_surrogates(session_id))
-        newest = db.execute(NEWEST_LAYERS, session_key(db, session_id, vault_name)).fetchone()
-        version = 0 if newest is None else newest["version"]
+        newest = load_layers(db, session_id, vault_name)
+        version = 0 if newest is None else newest[1]
         if version != after:
             raise StoreError(
                 f"session {session_id!r}: its layers were changed meanwhile (version {version}, expected {after});"
@@ -248,7 +233,7 @@ def remember(db: Database, name: str, text: str, index_terms: IndexTerms, newest
         keep_body(db, body)
         row = (memory, tip, content, _position(db, tip) + 1, rows.stamp(datetime.now(UTC)))
         db.execute("INSERT OR IGNORE INTO memories VALUES (?, ?, ?, ?, ?)", row)
-        _make_live(db, session, memory, terms)
+        make_live(db, session, memory, terms)
         db.execute("UPDATE spaces SET memory_tip = ? WHERE session = ?", (memory, session))
         _index_newest(db, session, memory, text, index_terms, newest)
         return without_prefix(memory)
@@ -300,12 +285,10 @@ def checkout(db: Database, name: str, commit: str, index_terms: IndexTerms, newe
         session = row["session"]
         removed, added = memory_diff(db, _space(db, session)["memory_tip"], row["memory_tip"])
         for memory in removed:
-            live = db.execute("SELECT id FROM live_memories WHERE session = ? AND memory = ?", (session, memory))
-            for (number,) in live.fetchall():
-                db.unindex_memory(number)
-                db.execute("DELETE FROM live_memories WHERE id = ?", (number,))
+            unindex(db, "session = ? AND memory = ?", session, memory)
+            db.execute("DELETE FROM live_memories WHERE session = ? AND memory = ?", (session, memory))
         for memory, (_, text, _) in zip(added, read_memories(db, added), strict=True):
-            _make_live(db, session, memory, index_terms(text))
+            make_live(db, session, memory, index_terms(text))
         if newest:
             memories = db.execute(
                 "SELECT m.id, m.created_at, t.body FROM live_memories l JOIN memories m ON m.id = l.memory"
@@ -461,10 +444,17 @@ def _bodies(db: Database, row: rows.Row) -> list[bytes]:
     return [] if row["turns_tip"] is None else read_chain(db, row["turns_tip"], row["session"])
 
 
-def _make_live(db: Database, session: int, memory: str, terms: str) -> None:
+def make_live(db: Database, session: int, memory: str, terms: str | None) -> None:
+    """Add a memory to the live memories of a session; without `terms`, search does not find it."""
     number = db.next_number("live_memories")
     db.execute("INSERT INTO live_memories (id, session, memory) VALUES (?, ?, ?)", (number, session, memory))
-    db.index_memory(number, terms)
+    if terms is not None:
+        db.index_memory(number, terms)
+
+
+def unindex(db: Database, condition: str, *values: object) -> None:
+    """Remove the live memories that meet a condition from the search index."""
+    db.execute(f"DELETE FROM memories_fts WHERE rowid IN (SELECT id FROM live_memories WHERE {condition})", values)
 
 
 def _index_newest(db: Database, session: int, memory: str, text: str, index_terms: IndexTerms, prefix: str) -> None:
@@ -474,7 +464,7 @@ def _index_newest(db: Database, session: int, memory: str, text: str, index_term
     others = db.memories_with(session, index_terms(prefix))
     for row in others:
         if row["memory"] != memory and _memory(row)[1].startswith(prefix):
-            db.unindex_memory(row["number"])
+            unindex(db, "id = ?", row["number"])
     if all(row["memory"] != memory for row in others):
         query = "SELECT id FROM live_memories WHERE session = ? AND memory = ?"
         (number,) = db.execute(query, (session, memory)).fetchone()

@@ -7,7 +7,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -54,11 +54,9 @@ class SQLiteDatabase(sqlite3.Connection):
             self._empty_log()
             self.execute(f"PRAGMA busy_timeout = {patience:d}")
 
-    @contextmanager
-    def snapshot(self) -> Generator[None]:
+    def snapshot(self) -> AbstractContextManager[None]:
         """Run a read transaction, which sees one state of the file regardless of concurrent writes."""
-        with rows.snapshot(self):
-            yield
+        return rows.snapshot(self)
 
     @contextmanager
     def sweep(self) -> Generator[None]:
@@ -138,10 +136,6 @@ class SQLiteDatabase(sqlite3.Connection):
         """Add the terms of a memory to the search index."""
         self.execute("INSERT INTO memories_fts (rowid, terms) VALUES (?, ?)", (number, terms))
 
-    def unindex_memory(self, number: int) -> None:
-        """Remove a memory from the search index."""
-        self.execute("DELETE FROM memories_fts WHERE rowid = ?", (number,))
-
     def find_memories(self, session: int, terms: Sequence[str], limit: int) -> list[Any]:
         """Find the best matches in a session by BM25."""
         return self.execute(
@@ -159,11 +153,6 @@ class SQLiteDatabase(sqlite3.Connection):
             " JOIN contents t ON t.hash = m.content WHERE memories_fts MATCH ? AND l.session = ?",
             (_quoted(phrase), session),
         ).fetchall()
-
-    def message_texts(self, after: int, limit: int) -> list[tuple[int, str, str]]:
-        """Search-index entries after the given row, as `(row, message id, text)`."""
-        query = "SELECT rowid, node, text FROM messages_fts WHERE rowid > ? ORDER BY rowid LIMIT ?"
-        return [(row[0], row[1], row[2]) for row in self.execute(query, (after, limit))]
 
     def live_memories(self) -> list[tuple[int, str, str | None]]:
         """Live memories of all sessions in order, as `(session, memory, terms)`."""

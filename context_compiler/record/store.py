@@ -1,4 +1,4 @@
-"""The `Store` protocol, in four parts, and its SQLite implementations: a file and an in-memory database.
+"""The `Store` protocol, and its SQLite implementations: a file and an in-memory database.
 
 The conformance suite in `tests/record` defines how a store behaves. A saved request survives if the process dies at
 any moment, because each save is one transaction in a write-ahead log. A save does not wait for the disk
@@ -47,8 +47,12 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class Recorder(Protocol):
-    """Methods called while a request is sent. Append-only: saving the same entry again changes nothing."""
+@runtime_checkable
+class Store(Protocol):
+    """A store of the record: the protocol that every store implements.
+
+    Append-only: saving the same entry again changes nothing.
+    """
 
     async def save(self, entry: Entry) -> Record:
         """Save an entry in one transaction and return its record with `id` and `summary_id`.
@@ -84,10 +88,6 @@ class Recorder(Protocol):
         """Close all connections; the next use opens them again."""
         ...
 
-
-class Reader(Protocol):
-    """Methods that read the record."""
-
     async def chain(self, tip: str) -> list[bytes]:
         """Message bodies of the chain that ends at `tip`, oldest first; StoreError if `tip` is unknown."""
         ...
@@ -115,10 +115,6 @@ class Reader(Protocol):
         """
         ...
 
-
-class Layered(Protocol):
-    """Methods for the layers of a session: entities, conversation and reasoning."""
-
     async def layers(self, session_id: str, vault_name: str = "") -> tuple[str, int] | None:
         """The newest layers of a session as JSON text, with their version; None if the session has no layers."""
         ...
@@ -128,6 +124,37 @@ class Layered(Protocol):
 
         Raises:
             StoreError: The newest version is not `after`, or saving failed; nothing was changed.
+        """
+        ...
+
+    async def delete(self, session_id: str) -> int:
+        """Remove a conversation and all data that only it used; return the number of requests removed.
+
+        Messages and compiles that another conversation uses are kept; such a compile moves to that conversation.
+        """
+        ...
+
+    async def prune(self, *, older_than_days: float | None = None, keep_last: int | None = None) -> int:
+        """Remove old requests and all data that no remaining request needs; return the number of requests removed.
+
+        A request is removed if it is older than `older_than_days` *and* not among the newest `keep_last` of its
+        session. A limit of None protects nothing; if both are None, only unreferenced rows are removed. A session
+        keeps its raw history, its newest cycle and the compiles of its remaining requests and turns. A session whose
+        requests are all removed is removed too. No remaining chain is ever broken.
+        """
+        ...
+
+    async def verify(self, *, newer_than_days: float | None = None) -> tuple[str, ...]:
+        """Recompute every name and checksum from the stored data; return all defects, none if the record is sound.
+
+        With `newer_than_days`, only rows that are so new are checked, and the messages of the requests among them.
+        """
+        ...
+
+    def export(self) -> AsyncIterator[Mapping[str, object]]:
+        """Yield every row as a JSON-ready mapping: its `table`, its columns, and contents as text.
+
+        A row comes after the rows that it refers to. The search indexes are left out, because they repeat the messages.
         """
         ...
 
@@ -163,46 +190,6 @@ class Steered(Protocol):
     async def session_cycles(self, session_id: str, vault_name: str = "") -> list[Cycle]:
         """All cycles of a conversation, oldest first."""
         ...
-
-
-class Keeper(Protocol):
-    """Methods that remove, verify and export records."""
-
-    async def delete(self, session_id: str) -> int:
-        """Remove a conversation and all data that only it used; return the number of requests removed.
-
-        Messages and compiles that another conversation uses are kept; such a compile moves to that conversation.
-        """
-        ...
-
-    async def prune(self, *, older_than_days: float | None = None, keep_last: int | None = None) -> int:
-        """Remove old requests and all data that no remaining request needs; return the number of requests removed.
-
-        A request is removed if it is older than `older_than_days` *and* not among the newest `keep_last` of its
-        session. A limit of None protects nothing; if both are None, only unreferenced rows are removed. A session
-        keeps its raw history, its newest cycle and the compiles of its remaining requests and turns. A session whose
-        requests are all removed is removed too. No remaining chain is ever broken.
-        """
-        ...
-
-    async def verify(self, *, newer_than_days: float | None = None) -> tuple[str, ...]:
-        """Recompute every name and checksum from the stored data; return all defects, none if the record is sound.
-
-        With `newer_than_days`, only rows that are so new are checked, and the messages of the requests among them.
-        """
-        ...
-
-    def export(self) -> AsyncIterator[Mapping[str, object]]:
-        """Yield every row as a JSON-ready mapping: its `table`, its columns, and contents as text.
-
-        A row comes after the rows that it refers to. The search indexes are left out, because they repeat the messages.
-        """
-        ...
-
-
-@runtime_checkable
-class Store(Recorder, Reader, Layered, Keeper, Protocol):
-    """A store of the record: the protocol that every store implements."""
 
 
 @runtime_checkable

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from context_compiler.record.browse import SORTS, requests_using_compile
+from context_compiler.record.browse import SORTS
 from context_compiler.record.database import Database
 from context_compiler.record.queries import OWNED
-from context_compiler.record.rows import escape_surrogates, stamp
+from context_compiler.record.rows import escape_surrogates, mapping, stamp
 from context_compiler.record.values import REPLAYS, mapping_of
 
 IMPORTED = "imported"
@@ -167,7 +167,7 @@ def _grouped(
         parameters,
     )
     for row in groups:
-        sums = dict(zip(row.keys(), row, strict=True))
+        sums = {**mapping(row)}
         yield sums.pop("grouped"), sums
 
 
@@ -197,14 +197,8 @@ def made_compiles(db: Database, sessions: Sequence[int] | None) -> list[MadeComp
 
 
 def _made(row: Any, session: int, *, sent: bool) -> MadeCompile:
-    return MadeCompile(
-        id=row["id"],
-        session=session,
-        model=str(row["model"]),
-        usage=mapping_of(row["usage"]),
-        latency_ms=row["latency_ms"],
-        sent=sent,
-    )
+    facts = {"session": session, "model": str(row["model"]), "usage": mapping_of(row["usage"]), "sent": sent}
+    return MadeCompile(**{**mapping(row), **facts})
 
 
 def compile_usage(db: Database, session: int, first: int, last: int) -> list[tuple[str, dict[str, int]]]:
@@ -222,13 +216,12 @@ def unsent_usage(
 ) -> list[tuple[str, dict[str, int]]]:
     """Model and usage of each compile that no request uses, made after `since` and up to `until`."""
     compiles = db.execute(
-        "SELECT id, model_alias, usage FROM context_summaries WHERE session = ?1 AND usage <> '{}'"
-        " AND (?2 IS NULL OR created_at > ?2) AND (?3 IS NULL OR created_at <= ?3)"
-        " AND id NOT IN (SELECT summary FROM views WHERE session = ?1 AND summary IS NOT NULL)",
+        "SELECT c.model_alias, c.usage FROM context_summaries c WHERE c.session = ?1 AND c.usage <> '{}'"
+        " AND (?2 IS NULL OR c.created_at > ?2) AND (?3 IS NULL OR c.created_at <= ?3)"
+        " AND NOT EXISTS (SELECT 1 FROM views v WHERE v.summary = c.id)",
         (session, *(None if time is None else stamp(time) for time in (since, until))),
-    ).fetchall()
-    unused = (row for row in compiles if not requests_using_compile(db, row["id"])[2])
-    return [(row["model_alias"], mapping_of(row["usage"])) for row in unused]
+    )
+    return [(row["model_alias"], mapping_of(row["usage"])) for row in compiles]
 
 
 def _within(sessions: Sequence[int] | None) -> tuple[str, tuple[str, ...]]:

@@ -35,6 +35,23 @@ class Chain(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageChain:
+    """A chain that contains its messages."""
+
+    ids: tuple[str, ...] = ()
+    bodies: tuple[bytes, ...] = ()
+    texts: tuple[str, ...] = ()
+
+    def body(self, index: int) -> bytes:
+        """The canonical JSON of message `index`."""
+        return self.bodies[index]
+
+    def text(self, index: int) -> str:
+        """The searchable text of message `index`."""
+        return self.texts[index]
+
+
 def now() -> datetime:
     """Return the current time in UTC."""
     return datetime.now(UTC)
