@@ -58,7 +58,7 @@ async def start(context: RequestContext, previous: Cycle | None, host: Host) -> 
         task = await host.launch(wanted)
         if task is None:
             return False
-        run.mark_model_asked(context.turn)
+        run.asked_turn = context.turn
         all_pending.add(
             PendingCompile(
                 context=context,
@@ -88,7 +88,7 @@ async def finish(
     try:
         response = host.charge(_charge_once(context, job, response))
     except CompileError as error:
-        context.run.mark_model_asked(context.turn)
+        context.run.asked_turn = context.turn
         return None, _row(job, error), error
 
     async def answer(_: SummaryRequest) -> SummaryResponse:

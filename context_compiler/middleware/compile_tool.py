@@ -42,7 +42,7 @@ async def compile_context(
     """
     context = read_request(compiler, run, request, host)
     reason = _refusal(context)
-    run.mark_compile_requested(context.turn)
+    run.ordered_turn = context.turn
     if reason:
         return f"Nothing was compiled: {reason}. {GO_ON}"
     outcome = await try_await(_compile(context, host, Order(focus=clip(focus.strip(), FOCUS), inside=True)))
@@ -80,7 +80,7 @@ async def _compile(context: RequestContext, host: Host, order: Order) -> str:
         order=order,
     )
     after = assemble_view(context, done.cycle, "compiled", done).cost
-    run.prepare(done)
+    run.prepared = done
     return (
         f"From the next request on, the conversation takes {round(after * ratio):,} tokens instead of"
         f" {round(before * ratio):,}. Notes and quotes replace what was left out. {GO_ON}"

@@ -141,7 +141,7 @@ class Middleware:
 
     async def _view(self, run: Run, request: Request, host: Host) -> View:
         started = time.perf_counter()
-        run.set_failed_compile(None)
+        run.failed = None
         run.limit = TimeLimit(self.arguments.timeout)
         await self._prepare()
         if self.arguments.budget_unpriced(request.model, request.provider):
@@ -207,7 +207,7 @@ class Middleware:
     async def _deliver(self, run: Run, request: Request, result: Result, started: float) -> View:
         """Record the view of a request, and pass it to the callbacks."""
         view = await self._record_view(run, request, result, (time.perf_counter() - started) * 1000)
-        run.count()
+        run.requests += 1
         if view.record is not None and has_metrics():
             count_view(view.record)
         self.last_view = view
@@ -230,19 +230,19 @@ class Middleware:
         """
         read = False
         if run.earlier is None:
-            run.join(())
+            run.earlier = ()
             if len(request.messages) > 1 and not request.marked:
                 window, read = (await try_await(read_history(self.state.reader, run, request.messages))).value, True
                 if window is not None:
                     windows = self.archive.scoped(request.owner).windows
                     named = bool(request.scope) or _carry_id(request.messages[:-1], request.session_id)
                     reader = self.state.reader
-                    run.join(await windows.before(request.session_id, window, reader, named=named))
+                    run.earlier = await windows.before(request.session_id, window, reader, named=named)
             elif request.scope and not request.marked:
                 windows = self.archive.scoped(request.owner).windows
-                run.join(await windows.whole(request.session_id, self.state.reader))
+                run.earlier = await windows.whole(request.session_id, self.state.reader)
         elif run.earlier or (request.scope and not request.marked and self.archive.scoped(request.owner).keeps_content):
-            run.join(self._before(run, request.messages))
+            run.earlier = self._before(run, request.messages)
         if run.earlier and request.run_id:
             JOINED.keep(request.run_id, run.earlier)
         if run.earlier:
@@ -274,8 +274,8 @@ class Middleware:
             if result.fault is not None:
                 await self.report(result.fault)
             if request.layers.text and _crowds_out_layers(request, result):
-                run.attach(drop_block(request.layers, "the prompt or the smallest possible request needs their room"))
-                request = replace(request, layers=run.layers or NO_LAYERS)
+                run.layers = drop_block(request.layers, "the prompt or the smallest possible request needs their room")
+                request = replace(request, layers=run.layers)
                 less = partial(advance_again, self.state, run, request, result=result)
                 again = (await try_await(self._off_loop(run, request, host, less))).value
                 if again is not None:
@@ -303,7 +303,9 @@ class Middleware:
 
     def _settle(self, run: Run, request: Request, result: Result) -> None:
         changed = result.next_cycle is not None and result.next_cycle is not run.cycle
-        self.state.settle(run, result)
+        run.settle(result)
+        if result.pairing is not None and not result.pairing.waiting:
+            self.state.pairing = result.pairing
         if result.next_cycle is not None and (changed or result.began):
             self.archive.scoped(request.owner).remember_cycle(result.next_cycle, request.session_id)
         if result.blocks is not None and result.blocks is not run.recorded_blocks:
@@ -335,9 +337,8 @@ class Middleware:
             added = await try_await(self._add_other_conversations(run, request, run.own_layers, question))
             if (error := asked.error or added.error) is not None:
                 await self.report(error)
-            run.attach(added.value or run.own_layers)
-        layered = run.layers or NO_LAYERS
-        return request if request.layers is layered else replace(request, layers=layered)
+            run.layers = added.value or run.own_layers
+        return request if request.layers is run.layers else replace(request, layers=run.layers)
 
     def _question_across(self, run: Run, request: Request) -> str:
         """Question for the owner's other conversations; empty if there is none, or without `recall_across`."""
@@ -395,7 +396,7 @@ class Middleware:
             record, result, cycle if cycle is not run.recorded else None, fresh, request.tools
         )
         if record.id is not None:
-            run.record_blocks(result.blocks)
+            run.recorded_blocks = result.blocks or run.recorded_blocks
         if cycle is not None and record.id is not None:
             idle = record.compile is not None and record.compile.status.startswith(("failed", "skipped"))
             recorded = run.record(cycle, record.summary_id, linked=not idle)
@@ -471,7 +472,7 @@ class Middleware:
             count_response(response.model_name or "", response.provider_name, usage)
         if request is None:
             return
-        run.accept()
+        run.retried = False
         self._last_requests.report(request, usage.cache_read_tokens + usage.cache_write_tokens)
         if run.sent and not self.arguments.dry_run:
             for ratios in (run.ratios, self._ratios):

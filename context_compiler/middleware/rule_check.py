@@ -44,7 +44,7 @@ async def declared_rules(
         if outcome.error is not None:
             errors.append(outcome.error)
         else:
-            run.declare(number, outcome.value or "")
+            run.declared[number] = outcome.value or ""
         texts.append(run.declared.get(number, ""))
     return tuple(text.strip() for text in texts if text.strip()), errors
 
