@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.cycle import Blocks, Cycle
-from context_compiler.compiler.steering import MARK, Steering, steering_of
+from context_compiler.compiler.steering import MARK, steering_of
 from context_compiler.errors import StoreError
 from context_compiler.messages.bodies import load_messages
 from context_compiler.messages.history import History, Reader
@@ -66,22 +66,10 @@ STEPS = 32
 """Maximum cycles in memory per conversation whose cycles are not on the record; they let a compile be undone."""
 
 RECALLED = "+recalled"
-"""Suffix of the configuration under which recall blocks are saved."""
+"""Suffix of the configuration under which recall blocks are saved, next to the cycles of that configuration."""
 
 LATE_AGE_S = 1.0
 """Seconds after which a request that is recorded is marked as recorded late."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """Starting point of a run."""
-
-    cycle: Cycle | None = None
-    blocks: Blocks | None = None
-    steering: Steering | None = None
-    """The user's steering; None if the user has never steered the conversation."""
-    adopted: bool = False
-    """True if the cycle was made by a compile or undo by hand, and no request has been recorded with it."""
 
 
 class Archive:
@@ -134,22 +122,10 @@ class Archive:
         """Key of a conversation, the same for all compilers of this process that share the record."""
         return self.access.shared_key(session_id), self.owner, self._arguments.place
 
-    async def catch_up(self) -> None:
-        """Execute the delayed writes, or report why they must wait."""
-        await self.access.catch_up()
-
     async def settle(self) -> None:
         """Wait for what goes on behind the answers, then execute the delayed writes, so that reads find them."""
-        await self.finish()
-        await self.catch_up()
-
-    async def finish(self) -> None:
-        """Wait for what goes on behind the answers of this event loop."""
         await self.access.finish()
-
-    async def close(self) -> None:
-        """Close the store if this archive opened it; the next use opens it again."""
-        await self.access.close()
+        await self.access.catch_up()
 
     async def keep(
         self, record: Record, result: Result, cycle: Cycle | None, blocks: Blocks | None, tools: str | None
@@ -259,7 +235,7 @@ class Archive:
         """Keep recall blocks in memory under the chain id of their prompt."""
         self._blocks.keep((blocks.own.name, blocks.config), blocks)
 
-    async def start(self, session_id: str, ids: Sequence[str], config: str) -> Start:
+    async def start(self, session_id: str, ids: Sequence[str], config: str) -> dict[str, Any]:
         """Find the cycle, the recall blocks and the steering that a run starts from, in memory or on the record.
 
         The cycle is the newest cycle of the longest known prefix of a history. After a compile or undo by hand, it is
@@ -269,6 +245,10 @@ class Archive:
             session_id: The conversation.
             ids: Chain ids of the history.
             config: Configuration of the cycle.
+
+        Returns:
+            Plain data: `cycle`, `blocks` and `steering`, each None if there is none, and `adopted`, True if the cycle
+            was made by a compile or undo by hand, and no request has been recorded with it.
         """
         work = partial(self._start, session_id=session_id, ids=ids, config=config)
         if not self.keeps_content or not may_be_known(session_id, len(ids)):
@@ -278,7 +258,7 @@ class Archive:
         with limited(None):  # what a user pinned or undid is not known yet, and must not be dropped
             return await self.access.read(work) or await work(None)
 
-    async def _start(self, store: Store | None, session_id: str, ids: Sequence[str], config: str) -> Start:
+    async def _start(self, store: Store | None, session_id: str, ids: Sequence[str], config: str) -> dict[str, Any]:
         """Find the starting point of a run in memory, and if there is a store, in the store."""
         if store is not None:
             await self.access.see_removals(store)
@@ -296,7 +276,12 @@ class Archive:
             records = (await try_await(store.views(session_id, limit=1))).value  # if it fails, it is read when needed
             if records is not None:
                 self._newest.keep((self.owner, session_id), tuple(records))
-        return Start(cycle=cycle, blocks=blocks, steering=steering, adopted=adopted)
+        return {
+            "cycle": cycle.to_json() if cycle else None,
+            "blocks": blocks.to_json() if blocks else None,
+            "steering": steering.to_data() if steering else None,
+            "adopted": adopted,
+        }
 
     async def _cycle(self, store: Store | None, ids: Sequence[str], config: str) -> Cycle | None:
         tips = reversed(ids) if self._cycles else ()
@@ -313,7 +298,7 @@ class Archive:
         blocks = next((blocks for tip in tips if (blocks := self._blocks.get((tip, config)))), None)
         if blocks is not None or store is None:
             return blocks
-        stored = await store.find_cycle(ids, _blocks_config(config))
+        stored = await store.find_cycle(ids, f"{config}{RECALLED}")
         return Blocks.from_json(stored.state, config) if stored is not None else None
 
     async def _known_actions(self, store: Store | None, session_id: str) -> list[Action]:
@@ -340,10 +325,6 @@ class Archive:
 
         recorded = await self.access.read(read) if self.keeps_content else None
         return await work(None) if recorded is None else recorded
-
-    def moment(self) -> Moment:
-        """This moment, with the newest removal that is known to come before it."""
-        return self.access.moment()
 
     async def save_action(
         self, session_id: str, action: Action, began: Moment, *, after: int, row: Compile | None = None
@@ -533,9 +514,4 @@ def _stored_cycle(cycle: Cycle | None) -> StoredCycle | None:
 def _stored_blocks(blocks: Blocks | None) -> StoredCycle | None:
     if blocks is None:
         return None
-    return StoredCycle(tip=blocks.own.name, config=_blocks_config(blocks.config), state=blocks.to_json())
-
-
-def _blocks_config(config: str) -> str:
-    """Configuration under which recall blocks are saved, next to the cycles of `config`."""
-    return f"{config}{RECALLED}"
+    return StoredCycle(tip=blocks.own.name, config=f"{blocks.config}{RECALLED}", state=blocks.to_json())

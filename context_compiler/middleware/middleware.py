@@ -442,9 +442,8 @@ class Middleware:
         await self.state.pending.end()
         await self._summaries.wait_until_withdrawn()
         await self._record_unused()
-        await self.archive.finish()
-        await self.archive.catch_up()
-        await self.archive.close()
+        await self.archive.settle()
+        await self.archive.access.close()
 
     async def _record_unused(self) -> None:
         """Record background compiles that no request will use, because they had a cost."""
@@ -457,13 +456,7 @@ class Middleware:
         """Starting state of a run, as plain data: where it starts from, and the learned ratios."""
         with limited(self.arguments.record_timeout):
             start = await self.archive.scoped(owner).start(session, ids, config)
-        return {
-            "cycle": start.cycle.to_json() if start.cycle else None,
-            "blocks": start.blocks.to_json() if start.blocks else None,
-            "ratios": self._ratios.state(),
-            "steering": start.steering.to_data() if start.steering else None,
-            "adopted": start.adopted,
-        }
+        return {**start, "ratios": self._ratios.state()}
 
     def learn(self, run: Run, request: Request | None, response: ModelResponse) -> None:
         """Count a reported usage, and learn from it if it belongs to one of our requests."""
@@ -490,7 +483,7 @@ class Middleware:
         ).value
         await self._record_unused()
         if history is not None and messages:
-            since = (archive := self.archive.scoped(await self.owner_of(ctx))).moment()
+            since = (archive := self.archive.scoped(await self.owner_of(ctx))).access.moment()
             with operation(), limited(self.arguments.record_timeout):
                 await archive.save_raw(session_of(ctx), history)
             archive.windows.remember(session_of(ctx), history, since)

@@ -193,7 +193,7 @@ async def read_next_request(
     Raises:
         StoreError: The record has no such conversation, or cannot be read.
     """
-    actions, began = await archive.actions(session), archive.moment()
+    actions, began = await archive.actions(session), archive.access.moment()
     messages = _without_open_prompt(await archive.history(session))
     if not messages:
         raise StoreError(f"session {session!r}: nothing of it is on the record")
