@@ -174,8 +174,7 @@ class Manual:
         if not wanted:
             return result
         order, count = wanted[0], self._state.counter.text
-        summaries = self._summaries.with_arguments(upcoming.context.compiler.arguments)
-        refused = await summaries.refusal(self._summary_call(upcoming, order))
+        refused = await self._summaries.refusal(self._summary_call(upcoming, order))
         if refused is not None:
             return replace(result, why=f"{refused}: no model would be asked" if result.done else result.why)
         tokens = sum(map(count, order.prompts)) + order.cap * (len(order.prompts) - 1)
@@ -189,8 +188,7 @@ class Manual:
 
         async def ask(wanted: SummaryRequest) -> SummaryResponse:
             asked.append(wanted)
-            summaries = self._summaries.with_arguments(upcoming.context.compiler.arguments)
-            answer = await summaries.answer(self._summary_call(upcoming, wanted))
+            answer = await self._summaries.answer(self._summary_call(upcoming, wanted))
             answers.append(answer)
             if answer.error is not None:
                 raise answer.error

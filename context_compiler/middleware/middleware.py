@@ -423,16 +423,21 @@ class Middleware:
         async with SESSIONS.hold(call.archive.conversation(call.session), shared=True) as mine:
             if not mine:
                 return SummaryResponse(text="", refused="a compile of this conversation by hand is under way")
-            return await self._summaries.answer(call)
+            return await self._summaries.answer(self._with_own_model(call))
 
     async def launch(self, ctx: RunContext[Any], request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
         """Start a summary as a task of this loop; None in a durable workflow, where a replay could not find it."""
         if is_durable(ctx):
             return None
-        return await self._summaries.launch(await self.summary_call(ctx, request.key, request.prompts, request.cap))
+        call = await self.summary_call(ctx, request.key, request.prompts, request.cap)
+        return await self._summaries.launch(self._with_own_model(call))
+
+    def _with_own_model(self, call: SummaryCall) -> SummaryCall:
+        """The call with the compiler's own model, if it has one, instead of the run's."""
+        return call if self.arguments.model is None else replace(call, writer=self.arguments.model)
 
     async def summary_call(self, ctx: RunContext[Any], key: str, prompts: Sequence[str], cap: int = 0) -> SummaryCall:
-        """A summary that a run needs, for its conversation and, unless the compiler has its own, by its model."""
+        """A summary that a run needs, for its conversation and by its model."""
         archive = self.archive.scoped(await self.owner_of(ctx))
         writer, session = cast(Model, ctx.model), session_of(ctx)
         return SummaryCall(key=key, prompts=prompts, cap=cap, writer=writer, archive=archive, session=session)
