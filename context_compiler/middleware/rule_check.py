@@ -19,9 +19,10 @@ from context_compiler.compiler.rules import (
     rule_origin,
     rules_cost,
 )
+from context_compiler.errors import SettingsError
 from context_compiler.messages.history import History
 from context_compiler.messages.rules import Rule
-from context_compiler.middleware.arguments import DeclaredRule, checked_rule
+from context_compiler.middleware.arguments import DeclaredRule
 from context_compiler.middleware.state import RequestContext, Run
 from context_compiler.record.values import Drop
 from context_compiler.resilience import try_await
@@ -50,8 +51,12 @@ async def declared_rules(
 
 
 async def _answer(rule: Callable[[RunContext[Any]], object], ctx: RunContext[Any]) -> str:
+    """Rule that a function returns; empty for None."""
     answer = rule(ctx)
-    return checked_rule(await answer if isawaitable(answer) else answer)
+    text: object = await answer if isawaitable(answer) else answer
+    if text is not None and not isinstance(text, str):
+        raise SettingsError(f"rules=: a function returned {type(text).__name__}: return a text or None")
+    return text or ""
 
 
 def inserted_texts(blocks: Blocks | None, notes: tuple[RuleNote, ...]) -> dict[int, tuple[str, ...]]:
