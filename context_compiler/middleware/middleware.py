@@ -137,24 +137,22 @@ class Middleware:
     async def view(self, run: Run, request: Request, host: Host) -> View:
         """Make and record the view of a request. Raises nothing but cancellation."""
         with operation(), limited(self.arguments.record_timeout):
-            return await self._view(run, request, host)
-
-    async def _view(self, run: Run, request: Request, host: Host) -> View:
-        started = time.perf_counter()
-        run.failed = None
-        run.limit = TimeLimit(self.arguments.timeout)
-        await self._prepare()
-        if self.arguments.budget_unpriced(request.model, request.provider):
-            await self._report_unpriced(request)
-        request = await self._join(run, request)
-        request, result = await self._view_or_fallback(run, await self._attach_layers(run, request), host)
-        if result.lost:
-            await self._report_lost_rules(request, len(result.lost))
-        if result.view.status == "floor_over_budget":
-            await self.report(BudgetError(f"even the smallest view is over the budget of {result.view.budget} tokens"))
-        else:
-            await self._report_shortened(request, result)
-        return await self._deliver(run, request, result, started)
+            started = time.perf_counter()
+            run.failed = None
+            run.limit = TimeLimit(self.arguments.timeout)
+            await self._prepare()
+            if self.arguments.budget_unpriced(request.model, request.provider):
+                await self._report_unpriced(request)
+            request = await self._join(run, request)
+            request, result = await self._view_or_fallback(run, await self._attach_layers(run, request), host)
+            if result.lost:
+                await self._report_lost_rules(request, len(result.lost))
+            if result.view.status == "floor_over_budget":
+                over = f"even the smallest view is over the budget of {result.view.budget} tokens"
+                await self.report(BudgetError(over))
+            else:
+                await self._report_shortened(request, result)
+            return await self._deliver(run, request, result, started)
 
     def tighten(self, run: Run, request: Request, refusal: Refusal) -> Request:
         """Reduce the budget of a run after a refusal; return the request with the window that it states."""

@@ -465,11 +465,10 @@ class PendingCompile:
 
 def _scope(vault: str, request: Request) -> str:
     """Scope for sharing compiles: the conversation of one owner, or of one run if the owner is unknown."""
-    if not request.owner:
-        return (
-            f"{vault}/{request.scope}" if request.owner is not None else f"{vault}/{request.scope} of {request.run_id}"
-        )
-    return f"{request.owner!r} {vault}/{request.scope}"
+    scope = f"{vault}/{request.scope}"
+    if request.owner is None:
+        return f"{scope} of {request.run_id}"
+    return f"{request.owner!r} {scope}" if request.owner else scope
 
 
 async def read_history(reader: Reader, run: Run, messages: Sequence[ModelMessage]) -> History:

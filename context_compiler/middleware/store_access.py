@@ -26,7 +26,7 @@ from context_compiler.record.database import Moment
 from context_compiler.record.files import BUSY_TIMEOUT_MS
 from context_compiler.record.rows import Removed
 from context_compiler.record.store import SQLStore, Store, Tenants, open_store
-from context_compiler.resilience import Breaker, Report, await_within, try_await
+from context_compiler.resilience import Breaker, Report, attempt, await_within, try_await
 
 T = TypeVar("T")
 
@@ -210,14 +210,10 @@ class StoreAccess:
         """Delay a write, if its store can later tell whether content was deleted in the meantime."""
         if self.owner is None:
             return
-        store = (await try_await(self._opened_store())).value
-        if isinstance(store, SQLStore):
+        if isinstance(attempt(lambda: self.store).value, SQLStore):
             await late.delay((self.owner, session_id), tried, work)
         else:
             late.lost += 1
-
-    async def _opened_store(self) -> Store:
-        return self.store
 
     async def report_pause(self) -> None:
         """Report that a request is not recorded, because the record is not used for a while."""
@@ -265,15 +261,16 @@ class StoreAccess:
         return await self._in_time(partial(self._settle, work, writes))
 
     async def _in_time(self, work: Callable[[], Coroutine[Any, Any, T | None]]) -> T | None:
-        """Result of work in the seconds left of a request; None if it takes longer, or if anything else still does."""
+        """Result of work in the seconds left of a request.
+
+        None if it takes longer, and goes on behind the answer, or if anything else still does.
+        """
         left = _LEFT.get()
         if left is None or not self.is_shared:
             return await work()
-        return None if self.is_waiting else await self._within(left, work())
-
-    async def _within(self, left: list[float], work: Coroutine[Any, Any, T]) -> T | None:
-        """Result of work in the seconds left of a request; None if it takes longer, and goes on behind the answer."""
-        began, task = time.monotonic(), asyncio.get_running_loop().create_task(work)
+        if self.is_waiting:
+            return None
+        began, task = time.monotonic(), asyncio.get_running_loop().create_task(work())
         try:
             await asyncio.wait({task}, timeout=left[0])
         finally:
