@@ -30,13 +30,7 @@ from context_compiler.middleware.store_access import StoreAccess, limited
 from context_compiler.recall.others import Mention
 from context_compiler.record import rows
 from context_compiler.record.database import Moment
-from context_compiler.record.redaction import (
-    METADATA,
-    REDACTED,
-    Redactor,
-    compile_without_content,
-    without_content,
-)
+from context_compiler.record.redaction import METADATA, REDACTED, Redactor, compile_without_content, without_content
 from context_compiler.record.removal import RETRY_AGE_DAYS
 from context_compiler.record.rows import BrokenReference
 from context_compiler.record.store import Steered, Store

@@ -16,11 +16,7 @@ from weakref import WeakValueDictionary
 
 from opentelemetry.trace import get_current_span
 from pydantic_ai import FunctionToolset, RunContext
-from pydantic_ai.capabilities import (
-    AbstractCapability,
-    CapabilityOrdering,
-    durable_operation,
-)
+from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, durable_operation
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse
 from pydantic_ai.models import Model, ModelRequestContext
 

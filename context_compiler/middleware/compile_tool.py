@@ -72,12 +72,7 @@ async def _compile(context: RequestContext, host: Host, order: Order) -> str:
         most = f"{round(max(0, saved) * ratio):,} of {round(before * ratio):,} tokens"
         return f"Nothing was compiled: it would save at most {most}. {GO_ON}"
     done: Advance = await advance(
-        context,
-        limits,
-        where=context.where,
-        ask=summary_callback(context, host),
-        previous=cycle,
-        order=order,
+        context, limits, where=context.where, ask=summary_callback(context, host), previous=cycle, order=order
     )
     after = assemble_view(context, done.cycle, "compiled", done).cost
     run.prepared = done

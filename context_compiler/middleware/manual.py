@@ -18,14 +18,7 @@ from pydantic_ai.models import Model
 from context_compiler.compiler.advance import Advance, Ask, advance
 from context_compiler.compiler.compile_row import failed_row
 from context_compiler.compiler.policy import LARGE
-from context_compiler.compiler.steering import (
-    Order,
-    Pin,
-    messages_kept_together,
-    pin_of,
-    position_of,
-    steering_of,
-)
+from context_compiler.compiler.steering import Order, Pin, messages_kept_together, pin_of, position_of, steering_of
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, model_alias
 from context_compiler.compiler.view import summary_of
 from context_compiler.errors import CompileError, SettingsError
@@ -378,12 +371,7 @@ class Manual:
 
         async def work(there: Host) -> Advance:
             return await advance(
-                context,
-                context.limits(),
-                where=context.where,
-                ask=there.ask,
-                previous=previous,
-                order=order,
+                context, context.limits(), where=context.where, ask=there.ask, previous=previous, order=order
             )
 
         done = await (off_loop(work, host) if is_long(context.request.messages, None) else work(host))

@@ -24,13 +24,7 @@ from context_compiler.messages.bodies import load_messages
 from context_compiler.messages.items import MARK, mark_of, user_content
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.middleware import Middleware
-from context_compiler.middleware.request import (
-    RunHost,
-    known_tools,
-    processor_request,
-    render_messages,
-    session_of,
-)
+from context_compiler.middleware.request import RunHost, known_tools, processor_request, render_messages, session_of
 from context_compiler.middleware.state import Run
 from context_compiler.record.values import Record
 from context_compiler.resilience import try_await

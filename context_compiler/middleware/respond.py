@@ -50,14 +50,7 @@ from context_compiler.middleware.background import discard, finish, limits_for_q
 from context_compiler.middleware.breakdown import drops_of, numbers_of, rule_numbers, section_tokens
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.rule_check import inserted_texts, lost_drops, missing_rules
-from context_compiler.middleware.state import (
-    CompilerState,
-    Opening,
-    RequestContext,
-    Result,
-    Run,
-    read_request,
-)
+from context_compiler.middleware.state import CompilerState, Opening, RequestContext, Result, Run, read_request
 from context_compiler.record.values import Compile
 from context_compiler.resilience import attempt
 

@@ -11,14 +11,7 @@ from pydantic_ai.tools import RunContext
 from context_compiler.compiler.cycle import Blocks, Cycle
 from context_compiler.compiler.policy import LARGE
 from context_compiler.compiler.reasons import RULE_BEYOND_SHARE, RULE_OVER_BUDGET
-from context_compiler.compiler.rules import (
-    RuleNote,
-    absent_rules,
-    fitting_rules,
-    listed_rules,
-    rule_origin,
-    rules_cost,
-)
+from context_compiler.compiler.rules import RuleNote, absent_rules, fitting_rules, listed_rules, rule_origin, rules_cost
 from context_compiler.errors import SettingsError
 from context_compiler.messages.history import History
 from context_compiler.messages.rules import Rule
