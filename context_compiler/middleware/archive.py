@@ -24,7 +24,7 @@ from context_compiler.messages.bodies import load_messages
 from context_compiler.messages.history import History, Reader
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.others import other_mentions
-from context_compiler.middleware.request import may_be_known
+from context_compiler.middleware.request import Conversation, may_be_known
 from context_compiler.middleware.state import Result
 from context_compiler.middleware.store_access import StoreAccess, limited
 from context_compiler.recall.others import Mention
@@ -76,9 +76,9 @@ class Archive:
         self._redactor = Redactor(arguments.redact) if arguments.redact else None
         self._cycles: Memo[tuple[str, str], Cycle] = Memo(CYCLES)
         self._blocks: Memo[tuple[str, str], Blocks] = Memo(CYCLES)
-        self._session_cycles: Memo[tuple[str | None, str], tuple[Cycle, ...]] = Memo(CYCLES)
-        self._actions: Memo[tuple[str | None, str], tuple[Action, ...]] = Memo(CYCLES)
-        self._newest: Memo[tuple[str | None, str], tuple[Record, ...]] = Memo(LAST_REQUESTS)
+        self._session_cycles: Memo[Conversation, tuple[Cycle, ...]] = Memo(CYCLES)
+        self._actions: Memo[Conversation, tuple[Action, ...]] = Memo(CYCLES)
+        self._newest: Memo[Conversation, tuple[Record, ...]] = Memo(LAST_REQUESTS)
         """The newest request of each conversation, read with the start of its first run; empty if it has none."""
         self.windows = Windows(self.access)
 
@@ -377,9 +377,8 @@ class Windows:
     """
 
     def __init__(self, access: StoreAccess) -> None:
-        """Remember nothing yet."""
         self._access = access
-        self._histories: Memo[tuple[str | None, str], tuple[History, Moment]] = Memo(SESSIONS)
+        self._histories: Memo[Conversation, tuple[History, Moment]] = Memo(SESSIONS)
 
     def scoped(self, access: StoreAccess) -> Windows:
         """The same for another owner."""

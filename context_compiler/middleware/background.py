@@ -26,7 +26,7 @@ BACKGROUND = "made in the background"
 
 def pending(context: RequestContext) -> PendingCompile | None:
     """The background compile of this conversation, running or finished but unused; None if there is none."""
-    return context.compiler.pending.find(context.conversation, context.history, context.policy.config)
+    return context.compiler.pending.find(context.request.conversation, context.history, context.policy.config)
 
 
 def limits_for_questions(context: RequestContext, limits: Limits, cycle: Cycle | None) -> Limits:
@@ -52,7 +52,7 @@ async def start(context: RequestContext, previous: Cycle | None, host: Host) -> 
     wanted, all_pending = summary_request(chosen), context.compiler.pending
     if not context.affords(wanted, host):
         return False
-    if not all_pending.reserve(context.conversation):
+    if not all_pending.reserve(context.request.conversation):
         return True  # another run of this conversation is starting one
     try:
         task = await host.launch(wanted)
@@ -72,7 +72,7 @@ async def start(context: RequestContext, previous: Cycle | None, host: Host) -> 
             )
         )
     finally:
-        all_pending.release(context.conversation)
+        all_pending.release(context.request.conversation)
     return True
 
 

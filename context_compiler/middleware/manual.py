@@ -36,7 +36,7 @@ from context_compiler.middleware.next_request import (
     read_next_request,
 )
 from context_compiler.middleware.off_loop import off_loop
-from context_compiler.middleware.request import Host, is_long
+from context_compiler.middleware.request import Conversation, Host, is_long
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.spending import SummaryCall
 from context_compiler.middleware.state import CompilerState
@@ -127,7 +127,7 @@ class Manual:
         state: CompilerState,
         archive: Archive,
         ratios: Ratios,
-        profile: Callable[[tuple[str | None, str]], Profile | None],
+        profile: Callable[[Conversation], Profile | None],
         summaries: Summaries,
         report: Report,
     ) -> None:

@@ -51,7 +51,7 @@ from context_compiler.middleware.prompt_cache import LastRequests, mark_move
 from context_compiler.middleware.provider_counts import ProviderCounts
 from context_compiler.middleware.refusals import Refusal
 from context_compiler.middleware.reports import Reports, has_metrics, log_compile, operation, warn_of_fewer_turns
-from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
+from context_compiler.middleware.request import JOINED, Conversation, Host, Request, is_durable, is_long, session_of
 from context_compiler.middleware.respond import advance_again, respond
 from context_compiler.middleware.rule_check import declared_rules
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
@@ -96,7 +96,7 @@ class Middleware:
         self._counts: ProviderCounts | None = None
         if arguments.counter == PROVIDER:
             self._counts = ProviderCounts(arguments, self.state, self._ratios, self.report, self._off_loop)
-        self._profiles: Memo[tuple[str | None, str], Profile] = Memo(PROFILES)
+        self._profiles: Memo[Conversation, Profile] = Memo(PROFILES)
         self._told: Memo[tuple[str | None, str], bool] = Memo(PROFILES)
         """Conversations whose rules find no room, and shortened prompts: what was reported is not reported again."""
         self._ready = False
@@ -121,9 +121,7 @@ class Middleware:
 
     def remember(self, request: Request, model: Model) -> None:
         """Remember how a conversation is sent, for compiles and pins by hand."""
-        self._profiles.keep(
-            (request.owner, request.session_id), Profile(request=replace(request, messages=[]), model=model)
-        )
+        self._profiles.keep(request.conversation, Profile(request=replace(request, messages=[]), model=model))
 
     async def steer(self, work: Callable[[Manual], Awaitable[T]], owner: str | None) -> T:
         """Run a manual operation on a conversation of an owner."""
@@ -163,7 +161,7 @@ class Middleware:
         lost = "1 rule finds" if count == 1 else f"{count} rules find"
         where = f"a request of {safe_line(request.session_id)}"
         error = BudgetError(f"{lost} no room in {where}: give fewer or shorter rules, or a larger budget")
-        await self._tell((request.owner, request.session_id), error)
+        await self._tell(request.conversation, error)
 
     async def _report_shortened(self, request: Request, result: Result) -> None:
         """Report, once per prompt, that the newest prompt is larger than the budget and lost its middle."""
@@ -308,8 +306,8 @@ class Middleware:
             self.archive.scoped(request.owner).remember_cycle(result.next_cycle, request.session_id)
         if result.blocks is not None and result.blocks is not run.recorded_blocks:
             self.archive.remember_blocks(result.blocks)
-        if result.notes or self.state.notes.get((request.owner, request.session_id)):
-            self.state.notes.keep((request.owner, request.session_id), result.notes)
+        if result.notes or self.state.notes.get(request.conversation):
+            self.state.notes.keep(request.conversation, result.notes)
 
     async def _attach_layers(self, run: Run, request: Request) -> Request:
         """Attach the layers of the session to a request; if that fails, attach none and record why.

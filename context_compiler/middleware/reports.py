@@ -48,7 +48,6 @@ class Reports:
     """Errors of one compiler, and calls of its callbacks."""
 
     def __init__(self, arguments: Arguments) -> None:
-        """Report nothing yet."""
         self._arguments = arguments
         self._reported: set[str] = set()
 

@@ -45,6 +45,8 @@ BREAKPOINTS = 4
 TOOL_OVERHEAD = 12
 """Tokens that the framing of one tool definition costs."""
 
+Conversation = tuple[str | None, str]
+"""Owner and label of a conversation."""
 
 LONG = 200_000
 """Characters above which reading, counting and ranking would block the event loop for too long."""
@@ -93,6 +95,11 @@ class Request(Terms):
     def fixed(self) -> int:
         """Exact tokens of everything except the history."""
         return self.overhead + self.layers.tokens
+
+    @property
+    def conversation(self) -> Conversation:
+        """Owner and label of the conversation."""
+        return self.owner, self.session_id
 
 
 class Host(Protocol):

@@ -125,7 +125,7 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
     valid = valid_cycle(run.cycle, history, config) if run.cycle else None
     if not run.begun:
         run.begun = True
-        run.notes = context.compiler.notes.get(context.conversation) or ()
+        run.notes = context.compiler.notes.get(context.request.conversation) or ()
         start = await host.begin(history.tips(JOURNALLED), config)
         if start.get("steering"):
             run.steer(Steering.from_data(start["steering"]))

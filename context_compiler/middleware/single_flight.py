@@ -25,7 +25,8 @@ from context_compiler.cache import Memo
 from context_compiler.compiler.summary import SummaryResponse, model_alias
 from context_compiler.errors import CompileError
 from context_compiler.middleware.arguments import Arguments
-from context_compiler.middleware.spending import Place, Spending, SummaryCall
+from context_compiler.middleware.request import Conversation
+from context_compiler.middleware.spending import Spending, SummaryCall
 from context_compiler.middleware.store_access import StoreAccess
 from context_compiler.middleware.summary_calls import ask
 from context_compiler.record.sessions import claim_compile, renew_claim
@@ -60,7 +61,6 @@ WAIT = 0.5
 
 @dataclass(slots=True, kw_only=True)
 class _Flight:
-    loop: asyncio.AbstractEventLoop
     task: asyncio.Task[SummaryResponse]
     waiting: int = 0
     paid: bool = False
@@ -71,14 +71,13 @@ class _Flight:
     def is_over(self) -> bool:
         """True if the response should be on the record by now, or is lost."""
         late = self.finished_at is not None and time.monotonic() - self.finished_at > GRACE_S
-        return late or self.task.cancelled() or self.loop is not asyncio.get_running_loop()
+        return late or self.task.cancelled() or self.task.get_loop() is not asyncio.get_running_loop()
 
 
 class SingleFlight(threading.local):
     """Calls in progress by key; each thread has its own."""
 
     def __init__(self) -> None:
-        """Start without calls."""
         self._under_way: dict[Hashable, _Flight] = {}
         self._name = uuid4().hex
 
@@ -101,7 +100,7 @@ class SingleFlight(threading.local):
             del self._under_way[late]
         flight = self._under_way.get(key)
         if flight is None:
-            flight = _Flight(loop=asyncio.get_running_loop(), task=asyncio.create_task(start()))
+            flight = _Flight(task=asyncio.create_task(start()))
             self._under_way[key] = flight
         await self._wait_for(key, flight)
         if flight.task.cancelled():
@@ -133,7 +132,6 @@ class SessionLocks(threading.local):
     """Locks that allow one compile per conversation and event loop; runs that share a summary share the lock."""
 
     def __init__(self) -> None:
-        """Start without locks."""
         self._held: dict[Hashable, _Hold] = {}
 
     @asynccontextmanager
@@ -221,7 +219,7 @@ class Summaries:
         self._arguments, limit = arguments, arguments.spend_limit()
         self._spending = None if limit is None else Spending(limit.amount, counter, report)
         self._counter, self._report = counter, report
-        self._faults: Memo[Place, Breaker] = Memo(SESSIONS_KEPT)
+        self._faults: Memo[Conversation, Breaker] = Memo(SESSIONS_KEPT)
         self._breaker = Breaker()
         self._remembered: Memo[str, SummaryResponse] = Memo(ANSWERS)
         """Answers until they are recorded, or for good if the record may not store them."""

@@ -17,6 +17,7 @@ from context_compiler.compiler.summary import SummaryResponse, model_alias
 from context_compiler.errors import BudgetError
 from context_compiler.messages.printable import safe_line
 from context_compiler.middleware.archive import Archive
+from context_compiler.middleware.request import Conversation
 from context_compiler.middleware.summary_calls import answer_room
 from context_compiler.record.costs import compile_cost
 from context_compiler.resilience import Report
@@ -25,9 +26,6 @@ from context_compiler.tokens.prices import cost_of, dollars, highest_price
 
 SESSIONS = 1_000
 """Maximum number of sessions whose spending is kept in memory."""
-
-Place = tuple[str | None, str]
-"""Owner and session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +45,7 @@ class SummaryCall:
     session: str
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Conversation:
         """Owner and session."""
         return self.archive.owner, self.session
 
@@ -58,11 +56,11 @@ class Spending:
     def __init__(self, limit: Decimal, counter: TokenCounter, report: Report) -> None:
         """Limit each session to `limit` US dollars; count prompts with `counter`, and `report` once per session."""
         self._limit, self._counter, self._report = limit, counter, report
-        self._spent: Memo[Place, Decimal] = Memo(SESSIONS)
-        self._recorded: Memo[Place, Decimal] = Memo(SESSIONS)
+        self._spent: Memo[Conversation, Decimal] = Memo(SESSIONS)
+        self._recorded: Memo[Conversation, Decimal] = Memo(SESSIONS)
         """Sums on the record when it was last read."""
-        self._under_way: dict[Place, Decimal] = {}
-        self._reported: Memo[Place, bool] = Memo(SESSIONS)
+        self._under_way: dict[Conversation, Decimal] = {}
+        self._reported: Memo[Conversation, bool] = Memo(SESSIONS)
 
     async def reserve(self, call: SummaryCall) -> tuple[Decimal, str | None]:
         """Reserve the maximum cost of a compile until `settle`; return it with a reason if the compile is refused."""
@@ -112,7 +110,7 @@ class Spending:
         if cost is None or cost:
             self._spent.keep(key, (self._spent.get(key) or Decimal(0)) + (held if cost is None else cost))
 
-    async def _report_once(self, place: Place, why: str) -> str:
+    async def _report_once(self, place: Conversation, why: str) -> str:
         if self._reported.get(place) is None:
             self._reported.keep(place, True)
             await self._report(BudgetError(f"{why}: no model is asked for it any more; passages are quoted"))

@@ -29,7 +29,7 @@ from context_compiler.messages.rules import Found, Rule, find_rules
 from context_compiler.messages.shapes import Shape
 from context_compiler.messages.turns import Outline, Pairing, outline, pair, turn_index
 from context_compiler.middleware.arguments import SHIPPED, Arguments
-from context_compiler.middleware.request import Host, Request, is_long
+from context_compiler.middleware.request import Conversation, Host, Request, is_long
 from context_compiler.middleware.summary_calls import answer_room
 from context_compiler.record.database import Moment
 from context_compiler.record.values import FIXED, Compile, Drop
@@ -252,15 +252,10 @@ class Run:
         return self.cycle
 
 
-Conversation = tuple[str | None, str]
-"""Owner and label of a conversation."""
-
-
 class Pending:
     """Background compiles in progress, at most one per conversation."""
 
     def __init__(self) -> None:
-        """Start without compiles."""
         self._all: dict[Conversation, PendingCompile] = {}
         self._reserved: set[Conversation] = set()
         self._unused: list[PendingCompile] = []
@@ -284,15 +279,15 @@ class Pending:
 
     def add(self, one: PendingCompile) -> None:
         """Add a compile; if there are too many, the oldest is cancelled."""
-        self._all[one.context.conversation] = one
+        self._all[one.context.request.conversation] = one
         while len(self._all) > PENDING:
             self._note_unused(self._all.pop(next(iter(self._all)))).cancel()
 
     def take(self, job: PendingCompile) -> bool:
         """Remove a compile; True only for the first caller."""
-        if self._all.get(job.context.conversation) is not job:
+        if self._all.get(job.context.request.conversation) is not job:
             return False
-        del self._all[job.context.conversation]
+        del self._all[job.context.request.conversation]
         return True
 
     def _note_unused(self, one: PendingCompile) -> PendingCompile:
@@ -416,11 +411,6 @@ class RequestContext(Plan):
         writer = self.compiler.arguments.model or self.policy.model
         answers = answer_room(wanted.cap, writer) * len(wanted.prompts)
         return host.affords(tokens + self.request.overhead, answers, self.policy.model)
-
-    @property
-    def conversation(self) -> Conversation:
-        """Owner and label of the conversation."""
-        return self.request.owner, self.request.session_id
 
     @property
     def where(self) -> Where:
