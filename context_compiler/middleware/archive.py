@@ -166,13 +166,13 @@ class Archive:
 
     async def save_raw(self, session_id: str, history: History) -> None:
         """Save a raw history without a request: the last answer of a run extends it."""
-        if self._arguments.record == "full":
-            await self.access.write(session_id, partial(self._save_raw, session_id, history))
 
-    async def _save_raw(self, session_id: str, history: History, tried: Moment | None) -> bool:
-        chain = self._redactor.chain(history.chain) if self._redactor else history.chain
-        await self.access.store_for(tried).archive(session_id, self._arguments.place, chain)
-        return True
+        async def save(tried: Moment | None) -> None:
+            chain = self._redactor.chain(history.chain) if self._redactor else history.chain
+            await self.access.store_for(tried).archive(session_id, self._arguments.place, chain)
+
+        if self._arguments.record == "full":
+            await self.access.write(session_id, save)
 
     async def last_request(self, session_id: str) -> Record | None:
         """The newest recorded request of a conversation; None if there is none in this vault that can be reused."""
@@ -354,12 +354,13 @@ class Archive:
             return
         why = METADATA if self._redactor is None else REDACTED
         kept = row if self.keeps_content else compile_without_content(row, why)
-        await self.access.attempt_write(partial(self._save_unsent, kept, began))
 
-    async def _save_unsent(self, row: Compile, began: Moment) -> None:
-        store = self.access.store_for(began)
-        if isinstance(store, Steered):
-            await store.save_compile(row)
+        async def save() -> None:
+            store = self.access.store_for(began)
+            if isinstance(store, Steered):
+                await store.save_compile(kept)
+
+        await self.access.attempt_write(save)
 
     async def cycles(self, session_id: str) -> list[Cycle]:
         """All cycles of a conversation, oldest first; StoreError if the record cannot be read."""

@@ -46,15 +46,13 @@ from context_compiler.middleware.metrics import count_response, count_view
 from context_compiler.middleware.next_request import Profile
 from context_compiler.middleware.off_loop import off_loop
 from context_compiler.middleware.others import quoted_mentions
-from context_compiler.middleware.overflow import tighten
 from context_compiler.middleware.prompt_cache import LastRequests, mark_move
 from context_compiler.middleware.provider_counts import ProviderCounts
-from context_compiler.middleware.refusals import Refusal
 from context_compiler.middleware.reports import Reports, has_metrics, log_compile, operation, warn_of_fewer_turns
 from context_compiler.middleware.request import JOINED, Conversation, Host, Request, is_durable, is_long, session_of
 from context_compiler.middleware.respond import advance_again, respond
 from context_compiler.middleware.rule_check import declared_rules
-from context_compiler.middleware.single_flight import SESSIONS, Summaries
+from context_compiler.middleware.single_flight import Summaries, unless_by_hand
 from context_compiler.middleware.spending import SummaryCall
 from context_compiler.middleware.state import CompilerState, Result, Run, read_history
 from context_compiler.middleware.store_access import limited
@@ -92,10 +90,10 @@ class Middleware:
         """Archive of the owner that is known without a run; `scoped` gives those of other owners."""
         self._last_requests = LastRequests(self.archive, self.state.reader)
         self._summaries = Summaries(arguments, self.state.counter, self.report)
-        self._ratios = Ratios()
+        self.ratios = Ratios()
         self._counts: ProviderCounts | None = None
         if arguments.counter == PROVIDER:
-            self._counts = ProviderCounts(arguments, self.state, self._ratios, self.report, self._off_loop)
+            self._counts = ProviderCounts(arguments, self.state, self.ratios, self.report, self._off_loop)
         self._profiles: Memo[Conversation, Profile] = Memo(PROFILES)
         self._told: Memo[tuple[str | None, str], bool] = Memo(PROFILES)
         """Conversations whose rules find no room, and shortened prompts: what was reported is not reported again."""
@@ -126,10 +124,10 @@ class Middleware:
     async def steer(self, work: Callable[[Manual], Awaitable[T]], owner: str | None) -> T:
         """Run a manual operation on a conversation of an owner."""
         await self._prepare()
-        archive = await self._archive_of(owner)
+        archive = await self.archive_of(owner)
         with operation():
             return await work(
-                Manual(self.state, archive, self._ratios, self._profiles.get, self._summaries, self.report)
+                Manual(self.state, archive, self.ratios, self._profiles.get, self._summaries, self.report)
             )
 
     async def view(self, run: Run, request: Request, host: Host) -> View:
@@ -151,10 +149,6 @@ class Middleware:
             else:
                 await self._report_shortened(request, result)
             return await self._deliver(run, request, result, started)
-
-    def tighten(self, run: Run, request: Request, refusal: Refusal) -> Request:
-        """Reduce the budget of a run after a refusal; return the request with the window that it states."""
-        return tighten(self.arguments, self._ratios, run, request, refusal)
 
     async def _report_lost_rules(self, request: Request, count: int) -> None:
         """Report, once per conversation, that rules find no room in its requests."""
@@ -196,7 +190,7 @@ class Middleware:
     async def _record_unchanged(self, run: Run, request: Request) -> None:
         started = time.perf_counter()
         history = await read_history(self.state.reader, run, request.messages)
-        result = Result.unchanged(request, history, self._ratios.of(request.family), self.state.counter)
+        result = Result.unchanged(request, history, self.ratios.of(request.family), self.state.counter)
         self._settle(run, request, result)
         await self._deliver(run, request, result, started)
 
@@ -416,10 +410,7 @@ class Middleware:
 
     async def compile(self, call: SummaryCall) -> SummaryResponse:
         """Make one summary; a failure is returned as data. It is refused while the conversation is compiled by hand."""
-        async with SESSIONS.hold(call.archive.conversation(call.session), shared=True) as mine:
-            if not mine:
-                return SummaryResponse(text="", refused="a compile of this conversation by hand is under way")
-            return await self._summaries.answer(self._with_own_model(call))
+        return await unless_by_hand(self._with_own_model(call), self._summaries.answer)
 
     async def launch(self, ctx: RunContext[Any], request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
         """Start a summary as a task of this loop; None in a durable workflow, where a replay could not find it."""
@@ -457,7 +448,7 @@ class Middleware:
         """Starting state of a run, as plain data: where it starts from, and the learned ratios."""
         with limited(self.arguments.record_timeout):
             start = await self.archive.scoped(owner).start(session, ids, config)
-        return {**start, "ratios": self._ratios.state()}
+        return {**start, "ratios": self.ratios.state()}
 
     def learn(self, run: Run, request: Request | None, response: ModelResponse) -> None:
         """Count a reported usage, and learn from it if it belongs to one of our requests."""
@@ -469,7 +460,7 @@ class Middleware:
         run.retried = False
         self._last_requests.report(request, usage.cache_read_tokens + usage.cache_write_tokens)
         if run.sent and not self.arguments.dry_run:
-            for ratios in (run.ratios, self._ratios):
+            for ratios in (run.ratios, self.ratios):
                 ratios.learn(request.family, exact=run.sent, reported=usage.input_tokens)
 
     def mark_move(self, request: Request, view: View) -> list[ModelMessage]:
@@ -489,15 +480,11 @@ class Middleware:
                 await archive.save_raw(session_of(ctx), history)
             archive.windows.remember(session_of(ctx), history, since)
 
-    async def views(self, session: str | None, owner: str | None) -> list[Record]:
-        """Recorded views; StoreError if they cannot be read."""
-        return await (await self._archive_of(owner)).store.views(session)
-
     async def transcript(self, session: str, owner: str | None) -> list[ModelMessage]:
         """The raw history of a conversation; StoreError if it cannot be read."""
-        return await (await self._archive_of(owner)).transcript(session)
+        return await (await self.archive_of(owner)).transcript(session)
 
-    async def _archive_of(self, owner: str | None) -> Archive:
+    async def archive_of(self, owner: str | None) -> Archive:
         """The archive of an owner, after its delayed writes; None means the only owner.
 
         Raises:

@@ -38,7 +38,7 @@ class Profile:
     """The last request of a conversation without its messages, and the model that it was sent to."""
 
     request: Request
-    model: Model | None
+    model: Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +226,7 @@ def _arguments(
         arguments.model = model
     if arguments.model is not None:
         return arguments, arguments.model, ""
-    if profile is not None and profile.model is not None:
+    if profile is not None:
         return arguments, profile.model, ""
     arguments.model = "none"
     return arguments, "none", NO_MODEL

@@ -113,7 +113,7 @@ class CompilingHistoryProcessor:
 
     async def views(self, session: str | None = None, *, owner: str | None = None) -> list[Record]:
         """Recorded views, newest first, of one conversation or of all conversations of an owner."""
-        return await self._middleware.views(session, owner)
+        return await (await self._middleware.archive_of(owner)).store.views(session)
 
     async def transcript(self, session: str, *, owner: str | None = None) -> list[ModelMessage]:
         """The complete raw history of a conversation, even if the host has stored a view of it.

@@ -12,7 +12,7 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -257,7 +257,7 @@ class Summaries:
             held, refused = await self._spending.reserve(call)
             if refused is not None:
                 return None
-        task = asyncio.create_task(self._ask_if_free(call))
+        task = asyncio.create_task(unless_by_hand(call, self._ask))
         if self._spending is not None:
             task.add_done_callback(partial(_settle, self._spending, call, held))
         end_at_exit(task)
@@ -320,13 +320,6 @@ class Summaries:
         if self._spending is None:
             return None
         return (await self._spending.estimate(call))[1]
-
-    async def _ask_if_free(self, call: SummaryCall) -> SummaryResponse:
-        """Make one summary, unless the conversation is being compiled by hand."""
-        async with SESSIONS.hold(call.archive.conversation(call.session), shared=True) as mine:
-            if not mine:
-                return SummaryResponse(text="", refused="a compile of this conversation by hand is under way")
-            return await self._ask(call)
 
     async def _ask(self, call: SummaryCall, *, claims: bool = False) -> SummaryResponse:
         """Make one summary that is not remembered, or share the call of another run.
@@ -397,6 +390,16 @@ class Summaries:
         if faults.failures == BAD:
             advice = f'summaries of {alias} are unusable ({fault}): passages are quoted; model="none" asks no model'
             await self._report(CompileError(advice, model=alias, phase="answer"))
+
+
+async def unless_by_hand(
+    call: SummaryCall, make: Callable[[SummaryCall], Awaitable[SummaryResponse]]
+) -> SummaryResponse:
+    """Make one summary, unless the conversation is being compiled by hand."""
+    async with SESSIONS.hold(call.archive.conversation(call.session), shared=True) as mine:
+        if not mine:
+            return SummaryResponse(text="", refused="a compile of this conversation by hand is under way")
+        return await make(call)
 
 
 def _settle(spending: Spending, call: SummaryCall, held: Decimal, task: asyncio.Task[SummaryResponse]) -> None:

@@ -82,16 +82,15 @@ class Spending:
         sizes = (round(self._counter.text(prompt) * ratio) for prompt in call.prompts)
         answer = answer_room(cap, call.writer)
         most = sum((price.cost(tokens + cap, output=answer) for tokens in sizes), Decimal(0))
-        spent = await self.spent(call.archive, call.session)
+        spent = await self._sum(call)
         if spent + most > self._limit:
             why = f"the compiles of this session have cost {dollars(spent)}, and one more might pass the limit"
             return Decimal(0), f"{why} of {dollars(self._limit)}"
         return most, None
 
-    async def spent(self, archive: Archive, session: str) -> Decimal:
+    async def _sum(self, call: SummaryCall) -> Decimal:
         """US dollars spent on the compiles of a session, including those in progress; unknown prices are left out."""
-        key = archive.owner, session
-        rows = await archive.compiles(session)
+        key, rows = call.place, await call.archive.compiles(call.session)
         recorded = sum((cost for row in rows or () if (cost := compile_cost(row)) is not None), Decimal(0))
         if rows is not None:
             if recorded < (self._recorded.get(key) or 0):  # the session was deleted or pruned: start again
