@@ -25,7 +25,6 @@ from context_compiler.messages.history import History, Reader
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.others import other_mentions
 from context_compiler.middleware.request import Conversation, may_be_known
-from context_compiler.middleware.state import Result
 from context_compiler.middleware.store_access import StoreAccess, limited
 from context_compiler.recall.others import Mention
 from context_compiler.record import rows
@@ -121,35 +120,23 @@ class Archive:
         await self.access.finish()
         await self.access.catch_up()
 
-    async def keep(
-        self, record: Record, result: Result, cycle: Cycle | None, blocks: Blocks | None, tools: str | None
-    ) -> Record:
-        """Save a request that was sent with `tools`; return the saved record, or the given one if that failed."""
+    async def keep(self, entry: Entry, cycle: Cycle | None, blocks: Blocks | None) -> Record:
+        """Save a request with its cycle and blocks; return the saved record, or the given one if that failed."""
+        record = entry.record
         if self._arguments.record == "off":
             return with_null_reasons(record, {"summary_id": "record is off"})
-        write = partial(self._save, record, result, cycle, blocks, tools)
         paused = self.access.is_paused
-        kept = await self.access.write(record.session_id, write)
+        kept = await self.access.write(record.session_id, partial(self._save, entry, cycle, blocks))
         if kept is not None:
             self._newest.keep((self.owner, record.session_id), (replace(kept, compile=None),))
         if paused:
             await self.access.report_pause()
         return with_null_reasons(record, {"summary_id": "not stored, or stored later"}) if kept is None else kept
 
-    async def _save(
-        self,
-        record: Record,
-        result: Result,
-        cycle: Cycle | None,
-        blocks: Blocks | None,
-        tools: str | None,
-        tried: Moment | None,
-    ) -> Record:
-        store = self.access.store_for(tried)
+    async def _save(self, entry: Entry, cycle: Cycle | None, blocks: Blocks | None, tried: Moment | None) -> Record:
+        store, record, row = self.access.store_for(tried), entry.record, entry.compile
         if tried is not None and tried.age > LATE_AGE_S:
-            record = replace(record, status=f"{record.status}; recorded late")
-        view = result.sent.view_chain
-        entry = Entry(record=record, raw=result.raw.chain, view=view, compile=result.row, tools=tools)
+            entry = replace(entry, record=replace(record, status=f"{record.status}; recorded late"))
         if self._arguments.record == "metadata":
             entry = without_content(entry)
         elif self._redactor is not None:
@@ -157,12 +144,12 @@ class Archive:
         else:
             entry = replace(entry, cycle=_stored_cycle(cycle), blocks=_stored_blocks(blocks))
         try:
-            return replace(await store.save(entry), compile=result.row)
+            return replace(await store.save(entry), compile=row)
         except BrokenReference:
             if record.summary_id is None:
                 raise
         gone = with_null_reasons(replace(entry.record, summary_id=None), {"summary_id": "its row is gone"})
-        return replace(await store.save(replace(entry, record=gone)), compile=result.row)
+        return replace(await store.save(replace(entry, record=gone)), compile=row)
 
     async def save_raw(self, session_id: str, history: History) -> None:
         """Save a raw history without a request: the last answer of a run extends it."""

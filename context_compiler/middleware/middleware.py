@@ -58,7 +58,7 @@ from context_compiler.middleware.state import CompilerState, Result, Run, read_h
 from context_compiler.middleware.store_access import limited
 from context_compiler.recall.question import pending_question
 from context_compiler.record.store import Tenants
-from context_compiler.record.values import PRICE, SETTINGS, Record, check_owner, now, with_null_reasons
+from context_compiler.record.values import PRICE, SETTINGS, Entry, Record, check_owner, now, with_null_reasons
 from context_compiler.resilience import TimeLimit, attempt, try_await
 from context_compiler.settings import Settings
 from context_compiler.tokens import PROVIDER, Ratios
@@ -382,9 +382,10 @@ class Middleware:
         price = (await try_await(self._last_requests.price_facts(request, result))).value
         record = record_of(self.arguments, request, result, latency, request_index=run.requests, price=price)
         fresh = result.blocks if result.blocks is not run.recorded_blocks else None
-        record = await self.archive.scoped(request.owner).keep(
-            record, result, cycle if cycle is not run.recorded else None, fresh, request.tools
-        )
+        raw, view = result.raw.chain, result.sent.view_chain
+        entry = Entry(record=record, raw=raw, view=view, compile=result.row, tools=request.tools)
+        new = cycle if cycle is not run.recorded else None
+        record = await self.archive.scoped(request.owner).keep(entry, new, fresh)
         if record.id is not None:
             run.recorded_blocks = result.blocks or run.recorded_blocks
         if cycle is not None and record.id is not None:

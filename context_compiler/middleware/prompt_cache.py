@@ -24,7 +24,6 @@ from context_compiler.messages.items import CONTROL_KINDS, LOADS
 from context_compiler.middleware.archive import LAST_REQUESTS, Archive
 from context_compiler.middleware.request import Conversation, Request, may_be_known
 from context_compiler.middleware.state import Result
-from context_compiler.record.values import Record
 
 COMPARED = 64_000
 """Maximum tokens of a recorded view that is read for comparison."""
@@ -88,15 +87,11 @@ class LastRequests:
         last = await archive.last_request(request.session_id)
         if last is None:
             return None
-        return _Request(hash=last.request_hash, sent=await self._names(archive, last), raw=_tip_only(last.raw_tip))
-
-    async def _names(self, archive: Archive, last: Record) -> Sequence[str]:
-        tip = last.view_tip
-        if tip is None or last.status.startswith("raw") or last.tokens_sent > COMPARED:
-            return _tip_only(tip)
-        bodies = await archive.bodies(tip)
-        names = self._reader.read(load_messages(bodies)).view_chain.ids if bodies else ()
-        return names or _tip_only(tip)
+        tip, sent = last.view_tip, _tip_only(last.view_tip)
+        if tip is not None and not last.status.startswith("raw") and last.tokens_sent <= COMPARED:
+            bodies = await archive.bodies(tip)
+            sent = (self._reader.read(load_messages(bodies)).view_chain.ids if bodies else ()) or sent
+        return _Request(hash=last.request_hash, sent=sent, raw=_tip_only(last.raw_tip))
 
 
 def mark_move(messages: Sequence[ModelMessage], name: str) -> list[ModelMessage]:
