@@ -347,7 +347,7 @@ class Archive:
             if isinstance(store, Steered):
                 await store.save_compile(kept)
 
-        await self.access.attempt_write(save)
+        await self.access.attempt(save, writes=True)
 
     async def cycles(self, session_id: str) -> list[Cycle]:
         """All cycles of a conversation, oldest first; StoreError if the record cannot be read."""

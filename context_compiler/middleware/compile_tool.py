@@ -16,8 +16,6 @@ from context_compiler.middleware.respond import assemble_view, summary_callback
 from context_compiler.middleware.state import CompilerState, RequestContext, Run, read_request
 from context_compiler.resilience import Report, try_await
 
-TOOL = "compile_context"
-
 MIN_GAIN, SHARE = 300, 10
 """Minimum that a compile must save: in tokens, and as a divisor of the request's tokens."""
 

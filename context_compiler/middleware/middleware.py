@@ -218,27 +218,25 @@ class Middleware:
         This works for conversations that the application names, whose id the messages carry, or that are in the host's
         store. The host makes up any other id, a new one for every run.
         """
-        read = False
+        read, archive, reader = False, self.archive.scoped(request.owner), self.state.reader
         if run.earlier is None:
             run.earlier = ()
             if len(request.messages) > 1 and not request.marked:
-                window, read = (await try_await(read_history(self.state.reader, run, request.messages))).value, True
+                window, read = (await try_await(read_history(reader, run, request.messages))).value, True
                 if window is not None:
-                    windows = self.archive.scoped(request.owner).windows
-                    named = bool(request.scope) or _carry_id(request.messages[:-1], request.session_id)
-                    reader = self.state.reader
-                    run.earlier = await windows.before(request.session_id, window, reader, named=named)
+                    carried = {getattr(message, "conversation_id", None) for message in request.messages[:-1]}
+                    named = bool(request.scope) or request.session_id in carried  # the host keeps an id in messages
+                    run.earlier = await archive.windows.before(request.session_id, window, reader, named=named)
             elif request.scope and not request.marked:
-                windows = self.archive.scoped(request.owner).windows
-                run.earlier = await windows.whole(request.session_id, self.state.reader)
-        elif run.earlier or (request.scope and not request.marked and self.archive.scoped(request.owner).keeps_content):
+                run.earlier = await archive.windows.whole(request.session_id, reader)
+        elif run.earlier or (request.scope and not request.marked and archive.keeps_content):
             run.earlier = self._before(run, request.messages)
         if run.earlier and request.run_id:
             JOINED.keep(request.run_id, run.earlier)
         if run.earlier:
             request = replace(request, messages=[*run.earlier, *request.messages], joined=len(run.earlier))
         if run.earlier or not read:
-            await try_await(read_history(self.state.reader, run, request.messages))
+            await try_await(read_history(reader, run, request.messages))
         return request
 
     def _before(self, run: Run, messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
@@ -513,6 +511,7 @@ def record_of(
     if price is not None and arguments.dry_run:
         price = {**price, "cached": price["cached_raw"]}
     ledger = {**view.ledger, SETTINGS: {"recall": arguments.recall, "trigger": arguments.trigger}}
+    note = f"; a window, joined with {request.joined} earlier messages of the record" if request.joined else ""
     record = Record(
         session_id=request.session_id,
         vault_name=arguments.place,
@@ -521,7 +520,7 @@ def record_of(
         request_index=request_index,
         raw_tip=result.raw.chain.tip,
         view_tip=result.sent.view_chain.tip,
-        status=("dry_run" if arguments.dry_run else view.status) + _window_note(request),
+        status=("dry_run" if arguments.dry_run else view.status) + note,
         error=view.error,
         budget=view.budget or None,
         tokens_raw=round((request.overhead + result.raw.tokens) * ratio),
@@ -537,15 +536,6 @@ def record_of(
     )
     unread = "it cannot be read" if request.messages else ""
     return with_null_reasons(record, {"budget": "everything is sent", "raw_tip": unread, "view_tip": unread})
-
-
-def _window_note(request: Request) -> str:
-    return f"; a window, joined with {request.joined} earlier messages of the record" if request.joined else ""
-
-
-def _carry_id(messages: Sequence[ModelMessage], session: str) -> bool:
-    """True if stored messages carry the id of the conversation, which the host then keeps."""
-    return any(getattr(message, "conversation_id", None) == session for message in messages)
 
 
 def _crowds_out_layers(request: Request, result: Result) -> bool:

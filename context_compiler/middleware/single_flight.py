@@ -102,13 +102,6 @@ class SingleFlight(threading.local):
         if flight is None:
             flight = _Flight(task=asyncio.create_task(start()))
             self._under_way[key] = flight
-        await self._wait_for(key, flight)
-        if flight.task.cancelled():
-            raise TimeoutError("the call was cancelled")
-        pays, flight.paid = not flight.paid, True
-        return flight.task.result(), pays
-
-    async def _wait_for(self, key: Hashable, flight: _Flight) -> None:
         flight.waiting += 1
         try:
             await asyncio.wait({flight.task})
@@ -119,6 +112,10 @@ class SingleFlight(threading.local):
                 if flight.finished_at is None and self._under_way.get(key) is flight:
                     del self._under_way[key]
                 await _end(flight.task)
+        if flight.task.cancelled():
+            raise TimeoutError("the call was cancelled")
+        pays, flight.paid = not flight.paid, True
+        return flight.task.result(), pays
 
 
 @dataclass(slots=True, kw_only=True)

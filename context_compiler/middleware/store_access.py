@@ -122,7 +122,7 @@ class StoreAccess:
 
     async def attempt_read(self, work: Callable[[], Awaitable[T]]) -> T | None:
         """Result of work that reads by `perform`; None as in `read`."""
-        return None if self.is_blank else await self._attempt(work)
+        return None if self.is_blank else await self.attempt(work, writes=False)
 
     async def perform(self, reads: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
         """Result of `reads` on the store, as one job if it is a store of this package."""
@@ -166,15 +166,11 @@ class StoreAccess:
         """Execute a write after the delayed ones, and return its result; None if it failed or was delayed."""
         late = self._late
         if late is None:
-            return await self.attempt_write(partial(work, None))
+            return await self.attempt(partial(work, None), writes=True)
         if not self._breaker.open and not self.is_waiting:
-            return await self.attempt_write(partial(self._write_in_order, late, session_id, work))
+            return await self.attempt(partial(self._write_in_order, late, session_id, work), writes=True)
         await self._delay(late, session_id, self.moment(), work)
         return None
-
-    async def attempt_write(self, work: Callable[[], Awaitable[T]]) -> T | None:
-        """Execute a write that is never delayed, and return its result; None if it failed."""
-        return await self._attempt(work, writes=True)
 
     async def _write_in_order(self, late: LateWrites, session_id: str, work: Write) -> Any:
         """Execute a write, or if others wait, put it behind them and execute them all.
@@ -254,8 +250,8 @@ class StoreAccess:
             waiting = f"{len(late)} {'write waits' if len(late) == 1 else 'writes wait'} for the record"
             await self._report(StoreError(f"{waiting} and may yet be lost: {error}"))
 
-    async def _attempt(self, work: Callable[[], Awaitable[T]], *, writes: bool = False) -> T | None:
-        """Result of a store operation; None if it failed, if the breaker is open, or if the owner is unknown."""
+    async def attempt(self, work: Callable[[], Awaitable[T]], *, writes: bool) -> T | None:
+        """Result of an operation that is never delayed; None if it failed, if paused, or if the owner is unknown."""
         if self._breaker.open or self.owner is None:
             return None
         return await self._in_time(partial(self._settle, work, writes))
