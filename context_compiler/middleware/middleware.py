@@ -6,7 +6,6 @@ The order of steps is fixed: the view or its fallback, the record, the callbacks
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -67,8 +66,6 @@ T = TypeVar("T")
 
 PROFILES = 64
 """Maximum number of conversations whose last request is kept in memory."""
-
-LOG = logging.getLogger("context_compiler")
 
 
 class Middleware:
@@ -391,7 +388,7 @@ class Middleware:
             recorded = run.record(cycle, record.summary_id, linked=not idle)
             if recorded is not None:
                 self.archive.scoped(request.owner).remember_cycle(recorded, request.session_id)
-        if (result.began or result.row is not None) and LOG.isEnabledFor(logging.INFO):
+        if result.began or result.row is not None:
             log_compile(record, result)
         if result.began and self.arguments.recent_turns is not None and not self._warned_of_turns:
             self._warned_of_turns = warn_of_fewer_turns(self.arguments, result)

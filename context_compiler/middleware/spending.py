@@ -67,7 +67,10 @@ class Spending:
         key = call.place
         most, refused = await self.estimate(call)
         if refused is not None:
-            return Decimal(0), await self._report_once(key, refused)
+            if self._reported.get(key) is None:
+                self._reported.keep(key, True)
+                await self._report(BudgetError(f"{refused}: no model is asked for it any more; passages are quoted"))
+            return Decimal(0), refused
         self._under_way[key] = self._under_way.get(key, Decimal(0)) + most
         return most, None
 
@@ -108,12 +111,6 @@ class Spending:
         cost = cost_of(model_alias(writer), usage, _provider(writer)) if usage else Decimal(0)
         if cost is None or cost:
             self._spent.keep(key, (self._spent.get(key) or Decimal(0)) + (held if cost is None else cost))
-
-    async def _report_once(self, place: Conversation, why: str) -> str:
-        if self._reported.get(place) is None:
-            self._reported.keep(place, True)
-            await self._report(BudgetError(f"{why}: no model is asked for it any more; passages are quoted"))
-        return why
 
 
 def _provider(writer: Model | str) -> str | None:
