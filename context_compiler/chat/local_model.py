@@ -15,7 +15,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from pydantic_ai.models import Model
 
@@ -69,8 +69,9 @@ class LocalServer:
         self._process = subprocess.Popen(
             [*command, template or ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
-        self.address = _read_address(self._process.stdout)
-        """URL of the server, without `/v1`."""
+        addresses = (line for line in self._process.stdout or () if line.startswith(b"http://"))
+        self.address = next(addresses, b"").decode().strip()
+        """URL of the server, without `/v1`, which it prints; empty if it ended before."""
         if not self.address:
             self.close()
             raise SettingsError(f"the local model {weights.name} could not be served")
@@ -90,14 +91,6 @@ class LocalServer:
         """Stop the server."""
         with self._process:
             self._process.kill()
-
-
-def _read_address(output: IO[bytes] | None) -> str:
-    """Return the address that a server prints; empty if it ends before."""
-    for line in output or ():
-        if line.startswith(b"http://"):
-            return line.decode().strip()
-    return ""
 
 
 @cache

@@ -243,7 +243,7 @@ class ChatSession:
         self.endless, self.template = endless, template
         self.last: Reply | None = None
         self.usage = Usage()
-        self._notice = notice or _ignore
+        self._notice = notice or (lambda _: None)
         opened = _open_store(store, owner)
         vault = vault_of(vault, owner := opened.owner if isinstance(opened, Tenants) else None)
         self.vault_name = "" if vault is None else vault.resolve().name
@@ -448,7 +448,3 @@ def _index_if_long(history: History) -> None:
     """Build the search index of a long history in advance, because that takes seconds."""
     if len(history) >= LONG:
         index_of(history)
-
-
-def _ignore(message: str) -> None:
-    """Ignore a notice."""

@@ -104,13 +104,11 @@ class SessionStorage:
     @asynccontextmanager
     async def turn(self, text: str) -> AsyncGenerator[None]:
         """Hold the lock for one turn; the prompt is on disk before the body runs."""
-        async with self.transcript.hold(self._notify_waiting):
+        waiting = "another terminal is answering in this session: waiting for it"
+        async with self.transcript.hold(lambda: self._notice(waiting)):
             await self._catch_up()
             self.transcript.begin_turn(text, self._clock())
             yield
-
-    def _notify_waiting(self) -> None:
-        self._notice("another terminal is answering in this session: waiting for it")
 
     async def save_turn(self, messages: Sequence[ModelMessage], shown: str) -> None:
         """Save a turn, complete or not.
@@ -168,20 +166,15 @@ class SessionStorage:
                 f"{self.transcript.path}: turn {merged.conflict} differs from the record; the record is used,"
                 " and the file is left as it is"
             )
-        if writing and not merged.conflict:
-            self._complete_last_turn(merged)
-        if writing:
+        if writing:  # the rest of a write that was cut short; a conflict has none
+            if merged.prompt_rest:
+                self.transcript.complete_prompt(merged.prompt_rest)
+            if merged.answer_rest:
+                self.transcript.complete_answer(merged.answer_rest, begun=merged.answer_begun)
             self.transcript.repair()
             self.transcript.append(merged.missing, self._clock())
         self._state = self.transcript.state()
         self._report("transcript", self.transcript.fault, WRITTEN_LATER)
-
-    def _complete_last_turn(self, merged: Reconciled) -> None:
-        """Write the end of the last prompt and answer if an earlier write was cut short."""
-        if merged.prompt_rest:
-            self.transcript.complete_prompt(merged.prompt_rest)
-        if merged.answer_rest:
-            self.transcript.complete_answer(merged.answer_rest, begun=merged.answer_begun)
 
     def _reconcile(self, recorded: list[ModelMessage], loaded: list[ModelMessage], complete: bool) -> Reconciled:
         """Merge the record, the messages in memory and the transcript.

@@ -23,7 +23,7 @@ import os
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
@@ -337,9 +337,7 @@ def parse(text: str) -> list[TranscriptTurn]:
         if marker[1] == "User":
             turns.append(TranscriptTurn(user=content, when=when))
         elif turns:
-            before = turns[-1]
-            answer = (before.assistant or "") + content
-            turns[-1] = TranscriptTurn(user=before.user, assistant=answer, when=before.when)
+            turns[-1] = replace(turns[-1], assistant=(turns[-1].assistant or "") + content)
     return turns
 
 

@@ -8,35 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.cycle import Blocks, Cycle
-from context_compiler.compiler.steering import MARK, Steering, steering_of
+from context_compiler.compiler.steering import MARK, steering_of
 from context_compiler.errors import StoreError
 from context_compiler.messages.bodies import load_messages
 from context_compiler.messages.history import History, Reader
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.others import other_mentions
-from context_compiler.middleware.request import may_be_known
-from context_compiler.middleware.state import Result
+from context_compiler.middleware.request import Conversation, may_be_known
 from context_compiler.middleware.store_access import StoreAccess, limited
 from context_compiler.recall.others import Mention
 from context_compiler.record import rows
 from context_compiler.record.database import Moment
-from context_compiler.record.redaction import (
-    METADATA,
-    REDACTED,
-    Redactor,
-    compile_without_content,
-    without_content,
-)
+from context_compiler.record.redaction import METADATA, REDACTED, Redactor, compile_without_content, without_content
 from context_compiler.record.removal import RETRY_AGE_DAYS
 from context_compiler.record.rows import BrokenReference
 from context_compiler.record.store import Steered, Store
@@ -66,22 +59,10 @@ STEPS = 32
 """Maximum cycles in memory per conversation whose cycles are not on the record; they let a compile be undone."""
 
 RECALLED = "+recalled"
-"""Suffix of the configuration under which recall blocks are saved."""
+"""Suffix of the configuration under which recall blocks are saved, next to the cycles of that configuration."""
 
 LATE_AGE_S = 1.0
 """Seconds after which a request that is recorded is marked as recorded late."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """Starting point of a run."""
-
-    cycle: Cycle | None = None
-    blocks: Blocks | None = None
-    steering: Steering | None = None
-    """The user's steering; None if the user has never steered the conversation."""
-    adopted: bool = False
-    """True if the cycle was made by a compile or undo by hand, and no request has been recorded with it."""
 
 
 class Archive:
@@ -94,9 +75,9 @@ class Archive:
         self._redactor = Redactor(arguments.redact) if arguments.redact else None
         self._cycles: Memo[tuple[str, str], Cycle] = Memo(CYCLES)
         self._blocks: Memo[tuple[str, str], Blocks] = Memo(CYCLES)
-        self._session_cycles: Memo[tuple[str | None, str], tuple[Cycle, ...]] = Memo(CYCLES)
-        self._actions: Memo[tuple[str | None, str], tuple[Action, ...]] = Memo(CYCLES)
-        self._newest: Memo[tuple[str | None, str], tuple[Record, ...]] = Memo(LAST_REQUESTS)
+        self._session_cycles: Memo[Conversation, tuple[Cycle, ...]] = Memo(CYCLES)
+        self._actions: Memo[Conversation, tuple[Action, ...]] = Memo(CYCLES)
+        self._newest: Memo[Conversation, tuple[Record, ...]] = Memo(LAST_REQUESTS)
         """The newest request of each conversation, read with the start of its first run; empty if it has none."""
         self.windows = Windows(self.access)
 
@@ -134,52 +115,28 @@ class Archive:
         """Key of a conversation, the same for all compilers of this process that share the record."""
         return self.access.shared_key(session_id), self.owner, self._arguments.place
 
-    async def catch_up(self) -> None:
-        """Execute the delayed writes, or report why they must wait."""
-        await self.access.catch_up()
-
     async def settle(self) -> None:
         """Wait for what goes on behind the answers, then execute the delayed writes, so that reads find them."""
-        await self.finish()
-        await self.catch_up()
-
-    async def finish(self) -> None:
-        """Wait for what goes on behind the answers of this event loop."""
         await self.access.finish()
+        await self.access.catch_up()
 
-    async def close(self) -> None:
-        """Close the store if this archive opened it; the next use opens it again."""
-        await self.access.close()
-
-    async def keep(
-        self, record: Record, result: Result, cycle: Cycle | None, blocks: Blocks | None, tools: str | None
-    ) -> Record:
-        """Save a request that was sent with `tools`; return the saved record, or the given one if that failed."""
+    async def keep(self, entry: Entry, cycle: Cycle | None, blocks: Blocks | None) -> Record:
+        """Save a request with its cycle and blocks; return the saved record, or the given one if that failed."""
+        record = entry.record
         if self._arguments.record == "off":
             return with_null_reasons(record, {"summary_id": "record is off"})
-        write = partial(self._save, record, result, cycle, blocks, tools)
         paused = self.access.is_paused
-        kept = await self.access.write(record.session_id, write)
+        kept = await self.access.write(record.session_id, partial(self._save, entry, cycle, blocks))
         if kept is not None:
             self._newest.keep((self.owner, record.session_id), (replace(kept, compile=None),))
         if paused:
             await self.access.report_pause()
         return with_null_reasons(record, {"summary_id": "not stored, or stored later"}) if kept is None else kept
 
-    async def _save(
-        self,
-        record: Record,
-        result: Result,
-        cycle: Cycle | None,
-        blocks: Blocks | None,
-        tools: str | None,
-        tried: Moment | None,
-    ) -> Record:
-        store = self.access.store_for(tried)
+    async def _save(self, entry: Entry, cycle: Cycle | None, blocks: Blocks | None, tried: Moment | None) -> Record:
+        store, record, row = self.access.store_for(tried), entry.record, entry.compile
         if tried is not None and tried.age > LATE_AGE_S:
-            record = replace(record, status=f"{record.status}; recorded late")
-        view = result.sent.view_chain
-        entry = Entry(record=record, raw=result.raw.chain, view=view, compile=result.row, tools=tools)
+            entry = replace(entry, record=replace(record, status=f"{record.status}; recorded late"))
         if self._arguments.record == "metadata":
             entry = without_content(entry)
         elif self._redactor is not None:
@@ -187,22 +144,22 @@ class Archive:
         else:
             entry = replace(entry, cycle=_stored_cycle(cycle), blocks=_stored_blocks(blocks))
         try:
-            return replace(await store.save(entry), compile=result.row)
+            return replace(await store.save(entry), compile=row)
         except BrokenReference:
             if record.summary_id is None:
                 raise
         gone = with_null_reasons(replace(entry.record, summary_id=None), {"summary_id": "its row is gone"})
-        return replace(await store.save(replace(entry, record=gone)), compile=result.row)
+        return replace(await store.save(replace(entry, record=gone)), compile=row)
 
     async def save_raw(self, session_id: str, history: History) -> None:
         """Save a raw history without a request: the last answer of a run extends it."""
-        if self._arguments.record == "full":
-            await self.access.write(session_id, partial(self._save_raw, session_id, history))
 
-    async def _save_raw(self, session_id: str, history: History, tried: Moment | None) -> bool:
-        chain = self._redactor.chain(history.chain) if self._redactor else history.chain
-        await self.access.store_for(tried).archive(session_id, self._arguments.place, chain)
-        return True
+        async def save(tried: Moment | None) -> None:
+            chain = self._redactor.chain(history.chain) if self._redactor else history.chain
+            await self.access.store_for(tried).archive(session_id, self._arguments.place, chain)
+
+        if self._arguments.record == "full":
+            await self.access.write(session_id, save)
 
     async def last_request(self, session_id: str) -> Record | None:
         """The newest recorded request of a conversation; None if there is none in this vault that can be reused."""
@@ -259,7 +216,7 @@ class Archive:
         """Keep recall blocks in memory under the chain id of their prompt."""
         self._blocks.keep((blocks.own.name, blocks.config), blocks)
 
-    async def start(self, session_id: str, ids: Sequence[str], config: str) -> Start:
+    async def start(self, session_id: str, ids: Sequence[str], config: str) -> dict[str, Any]:
         """Find the cycle, the recall blocks and the steering that a run starts from, in memory or on the record.
 
         The cycle is the newest cycle of the longest known prefix of a history. After a compile or undo by hand, it is
@@ -269,6 +226,10 @@ class Archive:
             session_id: The conversation.
             ids: Chain ids of the history.
             config: Configuration of the cycle.
+
+        Returns:
+            Plain data: `cycle`, `blocks` and `steering`, each None if there is none, and `adopted`, True if the cycle
+            was made by a compile or undo by hand, and no request has been recorded with it.
         """
         work = partial(self._start, session_id=session_id, ids=ids, config=config)
         if not self.keeps_content or not may_be_known(session_id, len(ids)):
@@ -278,7 +239,7 @@ class Archive:
         with limited(None):  # what a user pinned or undid is not known yet, and must not be dropped
             return await self.access.read(work) or await work(None)
 
-    async def _start(self, store: Store | None, session_id: str, ids: Sequence[str], config: str) -> Start:
+    async def _start(self, store: Store | None, session_id: str, ids: Sequence[str], config: str) -> dict[str, Any]:
         """Find the starting point of a run in memory, and if there is a store, in the store."""
         if store is not None:
             await self.access.see_removals(store)
@@ -296,7 +257,12 @@ class Archive:
             records = (await try_await(store.views(session_id, limit=1))).value  # if it fails, it is read when needed
             if records is not None:
                 self._newest.keep((self.owner, session_id), tuple(records))
-        return Start(cycle=cycle, blocks=blocks, steering=steering, adopted=adopted)
+        return {
+            "cycle": cycle.to_json() if cycle else None,
+            "blocks": blocks.to_json() if blocks else None,
+            "steering": steering.to_data() if steering else None,
+            "adopted": adopted,
+        }
 
     async def _cycle(self, store: Store | None, ids: Sequence[str], config: str) -> Cycle | None:
         tips = reversed(ids) if self._cycles else ()
@@ -313,7 +279,7 @@ class Archive:
         blocks = next((blocks for tip in tips if (blocks := self._blocks.get((tip, config)))), None)
         if blocks is not None or store is None:
             return blocks
-        stored = await store.find_cycle(ids, _blocks_config(config))
+        stored = await store.find_cycle(ids, f"{config}{RECALLED}")
         return Blocks.from_json(stored.state, config) if stored is not None else None
 
     async def _known_actions(self, store: Store | None, session_id: str) -> list[Action]:
@@ -340,10 +306,6 @@ class Archive:
 
         recorded = await self.access.read(read) if self.keeps_content else None
         return await work(None) if recorded is None else recorded
-
-    def moment(self) -> Moment:
-        """This moment, with the newest removal that is known to come before it."""
-        return self.access.moment()
 
     async def save_action(
         self, session_id: str, action: Action, began: Moment, *, after: int, row: Compile | None = None
@@ -379,12 +341,13 @@ class Archive:
             return
         why = METADATA if self._redactor is None else REDACTED
         kept = row if self.keeps_content else compile_without_content(row, why)
-        await self.access.attempt_write(partial(self._save_unsent, kept, began))
 
-    async def _save_unsent(self, row: Compile, began: Moment) -> None:
-        store = self.access.store_for(began)
-        if isinstance(store, Steered):
-            await store.save_compile(row)
+        async def save() -> None:
+            store = self.access.store_for(began)
+            if isinstance(store, Steered):
+                await store.save_compile(kept)
+
+        await self.access.attempt(save, writes=True)
 
     async def cycles(self, session_id: str) -> list[Cycle]:
         """All cycles of a conversation, oldest first; StoreError if the record cannot be read."""
@@ -402,9 +365,8 @@ class Windows:
     """
 
     def __init__(self, access: StoreAccess) -> None:
-        """Remember nothing yet."""
         self._access = access
-        self._histories: Memo[tuple[str | None, str], tuple[History, Moment]] = Memo(SESSIONS)
+        self._histories: Memo[Conversation, tuple[History, Moment]] = Memo(SESSIONS)
 
     def scoped(self, access: StoreAccess) -> Windows:
         """The same for another owner."""
@@ -533,9 +495,4 @@ def _stored_cycle(cycle: Cycle | None) -> StoredCycle | None:
 def _stored_blocks(blocks: Blocks | None) -> StoredCycle | None:
     if blocks is None:
         return None
-    return StoredCycle(tip=blocks.own.name, config=_blocks_config(blocks.config), state=blocks.to_json())
-
-
-def _blocks_config(config: str) -> str:
-    """Configuration under which recall blocks are saved, next to the cycles of `config`."""
-    return f"{config}{RECALLED}"
+    return StoredCycle(tip=blocks.own.name, config=f"{blocks.config}{RECALLED}", state=blocks.to_json())

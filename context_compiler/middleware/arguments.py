@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, Field, dataclass, fields
 from decimal import Decimal
 from difflib import get_close_matches
@@ -66,23 +66,12 @@ def _none_or_type(*kinds: type[object]) -> Callable[[object], bool]:
     return lambda value: value is None or isinstance(value, kinds)
 
 
-def _none_or_word(names: Collection[str]) -> Callable[[object], bool]:
-    return lambda value: value is None or (isinstance(value, str) and value in names)
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
 
 
 def _is_rule(value: object) -> bool:
     return callable(value) or (isinstance(value, str) and bool(value.strip()))
-
-
-def checked_rule(rule: object) -> str:
-    """Rule that a function returned; empty for None.
-
-    Raises:
-        SettingsError: It is no text.
-    """
-    if rule is not None and not isinstance(rule, str):
-        raise SettingsError(f"rules=: a function returned {type(rule).__name__}: return a text or None")
-    return rule or ""
 
 
 def _is_seconds(value: object) -> bool:
@@ -96,11 +85,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "vault": (_none_or_type(str, Path), "a folder"),
     "system": (_none_or_type(str, Path), "a folder"),
     "vault_name": (lambda value: isinstance(value, str), "a name"),
-    "every_turn": (lambda value: isinstance(value, bool), "True or False"),
-    "compile_tool": (lambda value: isinstance(value, bool), "True or False"),
-    "background": (lambda value: isinstance(value, bool), "True or False"),
-    "dry_run": (lambda value: isinstance(value, bool), "True or False"),
-    "probe": (lambda value: isinstance(value, bool), "True or False"),
+    **dict.fromkeys(("every_turn", "compile_tool", "background", "dry_run", "probe"), (_is_flag, "True or False")),
     "reflections": (_none_or_type(ReflectionPolicy), "a ReflectionPolicy"),
     "timeout": (_is_seconds, "seconds above 0"),
     "record_timeout": (lambda value: value is None or _is_seconds(value), "seconds above 0, or None"),
@@ -108,7 +93,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "on_error": (lambda value: value is None or callable(value), "a function"),
     "layers": (lambda value: value is None or isinstance(value, Layers) or callable(value), "a Layers or a function"),
     "role": (
-        lambda value: isinstance(value, Need) or _none_or_word(NEEDS)(value),
+        lambda value: value is None or isinstance(value, Need) or (isinstance(value, str) and value in NEEDS),
         f"one of {', '.join(NEEDS)}, or a Need",
     ),
     "redact": (lambda value: value is None or callable(value), "a function"),
@@ -116,8 +101,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
         lambda value: not isinstance(value, str) and all(map(_is_rule, cast("Iterable[object]", value))),
         "a list of texts, or functions from a run to a text or None",
     ),
-    "say_absent": (lambda value: isinstance(value, bool), "True or False"),
-    "detect_rules": (lambda value: isinstance(value, bool), "True or False"),
+    **dict.fromkeys(("say_absent", "detect_rules"), (_is_flag, "True or False")),
     "owner": (lambda value: value is None or isinstance(value, str) or callable(value), "a name or a function"),
 }
 """Checks of arguments that nothing else checks, with the text of the error: a YAML spec passes any value."""
@@ -327,11 +311,7 @@ class Arguments:
         """Budget and ceiling of a request, in the model's tokens; see `policy.whole_budget`."""
         budget = self.budget_tokens(terms.model, terms.provider, cache=terms.cache)
         return whole_budget(
-            budget,
-            reserve=self.reserve,
-            window=self._window(terms),
-            max_tokens=terms.max_tokens,
-            limit=terms.limit,
+            budget, reserve=self.reserve, window=self._window(terms), max_tokens=terms.max_tokens, limit=terms.limit
         )
 
     def _window(self, terms: Terms) -> int | None:

@@ -26,7 +26,7 @@ BACKGROUND = "made in the background"
 
 def pending(context: RequestContext) -> PendingCompile | None:
     """The background compile of this conversation, running or finished but unused; None if there is none."""
-    return context.compiler.pending.find(context.conversation, context.history, context.policy.config)
+    return context.compiler.pending.find(context.request.conversation, context.history, context.policy.config)
 
 
 def limits_for_questions(context: RequestContext, limits: Limits, cycle: Cycle | None) -> Limits:
@@ -52,13 +52,13 @@ async def start(context: RequestContext, previous: Cycle | None, host: Host) -> 
     wanted, all_pending = summary_request(chosen), context.compiler.pending
     if not context.affords(wanted, host):
         return False
-    if not all_pending.reserve(context.conversation):
+    if not all_pending.reserve(context.request.conversation):
         return True  # another run of this conversation is starting one
     try:
         task = await host.launch(wanted)
         if task is None:
             return False
-        run.mark_model_asked(context.turn)
+        run.asked_turn = context.turn
         all_pending.add(
             PendingCompile(
                 context=context,
@@ -72,7 +72,7 @@ async def start(context: RequestContext, previous: Cycle | None, host: Host) -> 
             )
         )
     finally:
-        all_pending.release(context.conversation)
+        all_pending.release(context.request.conversation)
     return True
 
 
@@ -88,7 +88,7 @@ async def finish(
     try:
         response = host.charge(_charge_once(context, job, response))
     except CompileError as error:
-        context.run.mark_model_asked(context.turn)
+        context.run.asked_turn = context.turn
         return None, _row(job, error), error
 
     async def answer(_: SummaryRequest) -> SummaryResponse:

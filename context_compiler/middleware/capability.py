@@ -16,11 +16,7 @@ from weakref import WeakValueDictionary
 
 from opentelemetry.trace import get_current_span
 from pydantic_ai import FunctionToolset, RunContext
-from pydantic_ai.capabilities import (
-    AbstractCapability,
-    CapabilityOrdering,
-    durable_operation,
-)
+from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, durable_operation
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse
 from pydantic_ai.models import Model, ModelRequestContext
 
@@ -34,7 +30,7 @@ from context_compiler.middleware.compile_tool import GO_ON, compile_context
 from context_compiler.middleware.manual import CompileResult
 from context_compiler.middleware.middleware import Middleware
 from context_compiler.middleware.off_loop import run_blocking
-from context_compiler.middleware.overflow import RetryModelRequest, TightModel, with_window
+from context_compiler.middleware.overflow import RetryModelRequest, TightModel, tighten, with_window
 from context_compiler.middleware.refusals import refusal_of
 from context_compiler.middleware.request import (
     Host,
@@ -185,7 +181,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             SettingsError: `owner` is missing, although the compiler's own is a function.
             StoreError: The record cannot be read.
         """
-        return await self._middleware.views(session, owner)
+        return await (await self._middleware.archive_of(owner)).store.views(session)
 
     async def transcript(self, session: str, *, owner: str | None = None) -> list[ModelMessage]:
         """The complete raw history of a conversation, as last seen.
@@ -449,7 +445,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         """Tighten the run after a refusal as too long; True if the request should be retried, which it is once."""
         if self._request is None or self._run.retried or self.dry_run or (refusal := refusal_of(error)) is None:
             return False
-        self._request = self._middleware.tighten(self._run, self._request, refusal)
+        self._request = tighten(self, self._middleware.ratios, self._run, self._request, refusal)
         return True
 
     async def _tighter_messages(self, error: BaseException) -> list[ModelMessage] | None:

@@ -16,8 +16,6 @@ from context_compiler.middleware.respond import assemble_view, summary_callback
 from context_compiler.middleware.state import CompilerState, RequestContext, Run, read_request
 from context_compiler.resilience import Report, try_await
 
-TOOL = "compile_context"
-
 MIN_GAIN, SHARE = 300, 10
 """Minimum that a compile must save: in tokens, and as a divisor of the request's tokens."""
 
@@ -42,7 +40,7 @@ async def compile_context(
     """
     context = read_request(compiler, run, request, host)
     reason = _refusal(context)
-    run.mark_compile_requested(context.turn)
+    run.ordered_turn = context.turn
     if reason:
         return f"Nothing was compiled: {reason}. {GO_ON}"
     outcome = await try_await(_compile(context, host, Order(focus=clip(focus.strip(), FOCUS), inside=True)))
@@ -72,15 +70,10 @@ async def _compile(context: RequestContext, host: Host, order: Order) -> str:
         most = f"{round(max(0, saved) * ratio):,} of {round(before * ratio):,} tokens"
         return f"Nothing was compiled: it would save at most {most}. {GO_ON}"
     done: Advance = await advance(
-        context,
-        limits,
-        where=context.where,
-        ask=summary_callback(context, host),
-        previous=cycle,
-        order=order,
+        context, limits, where=context.where, ask=summary_callback(context, host), previous=cycle, order=order
     )
     after = assemble_view(context, done.cycle, "compiled", done).cost
-    run.prepare(done)
+    run.prepared = done
     return (
         f"From the next request on, the conversation takes {round(after * ratio):,} tokens instead of"
         f" {round(before * ratio):,}. Notes and quotes replace what was left out. {GO_ON}"

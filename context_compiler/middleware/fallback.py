@@ -6,7 +6,7 @@ view with neither a model nor the caller's template. The last resort is the last
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -39,9 +39,6 @@ from context_compiler.middleware.state import EMPTY, CompilerState, RequestConte
 from context_compiler.record.values import FIXED, Drop, by_reason
 from context_compiler.resilience import attempt, try_await
 
-Read = Callable[[], RequestContext]
-"""Reads the request; this may fail too."""
-
 
 async def fallback(compiler: CompilerState, run: Run, request: Request, host: Host, error: Exception) -> Result:
     """Make the view that is sent after `error` prevented the normal one. Never raises."""
@@ -51,8 +48,9 @@ async def fallback(compiler: CompilerState, run: Run, request: Request, host: Ho
     def why(name: str) -> str:
         return f"{type(error).__name__}: {error}; {request.instead or f'sent: {name}'}"
 
-    for name, make in _candidates(compiler, run, request, host):
-        result = (await try_await(make())).value
+    for name, make, plain in _CANDIDATES:
+        read = partial(read_request, compiler, run, request, host, plain=plain)
+        result = (await try_await(make(read))).value
         if result is None or (allowed is not None and result.cost * max(1.0, result.ratio / ratio) > allowed):
             continue
         view = replace(result.view, status="fallback", error=why(name))
@@ -74,21 +72,7 @@ def _ceiling(compiler: CompilerState, run: Run, request: Request) -> tuple[int, 
     return budget, None if allowed is None else int(allowed * share)
 
 
-def _candidates(
-    compiler: CompilerState, run: Run, request: Request, host: Host
-) -> list[tuple[str, Callable[[], Awaitable[Result | None]]]]:
-    """Candidates for a fallback view, best first, each with its name; each reads the request again."""
-    read: Read = partial(read_request, compiler, run, request, host)
-    plain: Read = partial(read, plain=True)
-    return [
-        ("the last good view", lambda: _last_good_view(plain)),
-        ("raw history", lambda: _raw_history(plain)),
-        ("a view without a model", lambda: _view_without_model(read)),
-        ("a view without a model or template", lambda: _view_without_model(plain)),
-    ]
-
-
-async def _last_good_view(read: Read) -> Result | None:
+async def _last_good_view(read: Callable[[], RequestContext]) -> Result | None:
     context = read()
     run = context.run
     cycle = valid_cycle(run.cycle, context.history, run.cycle.config) if run.cycle else None
@@ -107,18 +91,27 @@ async def _last_good_view(read: Read) -> Result | None:
     return recall_for_turn(context, cycle, carried.value)
 
 
-async def _raw_history(read: Read) -> Result | None:
+async def _raw_history(read: Callable[[], RequestContext]) -> Result | None:
     context = read()
     result = assemble_view(context, None, "fallback")
     cost = max(result.cost, rendered_cost(context, result.view.messages, result.sent))
     return replace(result, cost=cost, next_cycle=context.run.cycle)
 
 
-async def _view_without_model(read: Read) -> Result | None:
+async def _view_without_model(read: Callable[[], RequestContext]) -> Result | None:
     context = read()
     previous = valid_cycle(context.run.cycle, context.history, context.policy.config)
     trial = await cut_back(context, previous, None)
     return starting_cycle(add_recall(context, trial.result, trial.done))
+
+
+_CANDIDATES = (
+    ("the last good view", _last_good_view, True),
+    ("raw history", _raw_history, True),
+    ("a view without a model", _view_without_model, False),
+    ("a view without a model or template", _view_without_model, True),
+)
+"""Candidates for a fallback view, best first: name, function that reads the request again, and if without template."""
 
 
 def _bare_result(

@@ -113,13 +113,8 @@ def _merge_versions(versions: Iterable[Sequence[ModelMessage]]) -> list[ModelMes
                 merged.pop(name, None)
         merged |= {name: entry for name, entry in parts.items() if name not in merged and name not in artifacts}
         before = parts
-    groups = groupby(merged.values(), key=lambda entry: id(entry[0]))
-    return [_with_parts([*group]) for _, group in groups]
-
-
-def _with_parts(group: Sequence[tuple[ModelMessage, Any]]) -> ModelMessage:
-    parts: list[Any] = [part for _, part in group]
-    return replace(group[0][0], parts=parts)
+    groups = [[*group] for _, group in groupby(merged.values(), key=lambda entry: id(entry[0]))]
+    return [replace(group[0][0], parts=[part for _, part in group]) for group in groups]
 
 
 def _part_key(message: ModelMessage, part: Any) -> Hashable:

@@ -84,7 +84,6 @@ class LateWrites:
     """
 
     def __init__(self, report: Report) -> None:
-        """Start with an empty queue."""
         self._report = report
         self.lost = 0
         """Number of abandoned writes that are not yet counted on the record."""

@@ -18,14 +18,7 @@ from pydantic_ai.models import Model
 from context_compiler.compiler.advance import Advance, Ask, advance
 from context_compiler.compiler.compile_row import failed_row
 from context_compiler.compiler.policy import LARGE
-from context_compiler.compiler.steering import (
-    Order,
-    Pin,
-    messages_kept_together,
-    pin_of,
-    position_of,
-    steering_of,
-)
+from context_compiler.compiler.steering import Order, Pin, messages_kept_together, pin_of, position_of, steering_of
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, model_alias
 from context_compiler.compiler.view import summary_of
 from context_compiler.errors import CompileError, SettingsError
@@ -43,7 +36,7 @@ from context_compiler.middleware.next_request import (
     read_next_request,
 )
 from context_compiler.middleware.off_loop import off_loop
-from context_compiler.middleware.request import Host, is_long
+from context_compiler.middleware.request import Conversation, Host, is_long
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.spending import SummaryCall
 from context_compiler.middleware.state import CompilerState
@@ -134,7 +127,7 @@ class Manual:
         state: CompilerState,
         archive: Archive,
         ratios: Ratios,
-        profile: Callable[[tuple[str | None, str]], Profile | None],
+        profile: Callable[[Conversation], Profile | None],
         summaries: Summaries,
         report: Report,
     ) -> None:
@@ -174,8 +167,7 @@ class Manual:
         if not wanted:
             return result
         order, count = wanted[0], self._state.counter.text
-        summaries = self._summaries.with_arguments(upcoming.context.compiler.arguments)
-        refused = await summaries.refusal(self._summary_call(upcoming, order))
+        refused = await self._summaries.refusal(self._summary_call(upcoming, order))
         if refused is not None:
             return replace(result, why=f"{refused}: no model would be asked" if result.done else result.why)
         tokens = sum(map(count, order.prompts)) + order.cap * (len(order.prompts) - 1)
@@ -189,8 +181,7 @@ class Manual:
 
         async def ask(wanted: SummaryRequest) -> SummaryResponse:
             asked.append(wanted)
-            summaries = self._summaries.with_arguments(upcoming.context.compiler.arguments)
-            answer = await summaries.answer(self._summary_call(upcoming, wanted))
+            answer = await self._summaries.answer(self._summary_call(upcoming, wanted))
             answers.append(answer)
             if answer.error is not None:
                 raise answer.error
@@ -380,12 +371,7 @@ class Manual:
 
         async def work(there: Host) -> Advance:
             return await advance(
-                context,
-                context.limits(),
-                where=context.where,
-                ask=there.ask,
-                previous=previous,
-                order=order,
+                context, context.limits(), where=context.where, ask=there.ask, previous=previous, order=order
             )
 
         done = await (off_loop(work, host) if is_long(context.request.messages, None) else work(host))

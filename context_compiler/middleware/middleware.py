@@ -6,7 +6,6 @@ The order of steps is fixed: the view or its fallback, the record, the callbacks
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -46,21 +45,19 @@ from context_compiler.middleware.metrics import count_response, count_view
 from context_compiler.middleware.next_request import Profile
 from context_compiler.middleware.off_loop import off_loop
 from context_compiler.middleware.others import quoted_mentions
-from context_compiler.middleware.overflow import tighten
 from context_compiler.middleware.prompt_cache import LastRequests, mark_move
 from context_compiler.middleware.provider_counts import ProviderCounts
-from context_compiler.middleware.refusals import Refusal
 from context_compiler.middleware.reports import Reports, has_metrics, log_compile, operation, warn_of_fewer_turns
-from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
+from context_compiler.middleware.request import JOINED, Conversation, Host, Request, is_durable, is_long, session_of
 from context_compiler.middleware.respond import advance_again, respond
 from context_compiler.middleware.rule_check import declared_rules
-from context_compiler.middleware.single_flight import SESSIONS, Summaries
+from context_compiler.middleware.single_flight import Summaries, unless_by_hand
 from context_compiler.middleware.spending import SummaryCall
 from context_compiler.middleware.state import CompilerState, Result, Run, read_history
 from context_compiler.middleware.store_access import limited
 from context_compiler.recall.question import pending_question
 from context_compiler.record.store import Tenants
-from context_compiler.record.values import PRICE, SETTINGS, Record, check_owner, now, with_null_reasons
+from context_compiler.record.values import PRICE, SETTINGS, Entry, Record, check_owner, now, with_null_reasons
 from context_compiler.resilience import TimeLimit, attempt, try_await
 from context_compiler.settings import Settings
 from context_compiler.tokens import PROVIDER, Ratios
@@ -69,8 +66,6 @@ T = TypeVar("T")
 
 PROFILES = 64
 """Maximum number of conversations whose last request is kept in memory."""
-
-LOG = logging.getLogger("context_compiler")
 
 
 class Middleware:
@@ -92,11 +87,11 @@ class Middleware:
         """Archive of the owner that is known without a run; `scoped` gives those of other owners."""
         self._last_requests = LastRequests(self.archive, self.state.reader)
         self._summaries = Summaries(arguments, self.state.counter, self.report)
-        self._ratios = Ratios()
+        self.ratios = Ratios()
         self._counts: ProviderCounts | None = None
         if arguments.counter == PROVIDER:
-            self._counts = ProviderCounts(arguments, self.state, self._ratios, self.report, self._off_loop)
-        self._profiles: Memo[tuple[str | None, str], Profile] = Memo(PROFILES)
+            self._counts = ProviderCounts(arguments, self.state, self.ratios, self.report, self._off_loop)
+        self._profiles: Memo[Conversation, Profile] = Memo(PROFILES)
         self._told: Memo[tuple[str | None, str], bool] = Memo(PROFILES)
         """Conversations whose rules find no room, and shortened prompts: what was reported is not reported again."""
         self._ready = False
@@ -121,51 +116,43 @@ class Middleware:
 
     def remember(self, request: Request, model: Model) -> None:
         """Remember how a conversation is sent, for compiles and pins by hand."""
-        self._profiles.keep(
-            (request.owner, request.session_id), Profile(request=replace(request, messages=[]), model=model)
-        )
+        self._profiles.keep(request.conversation, Profile(request=replace(request, messages=[]), model=model))
 
     async def steer(self, work: Callable[[Manual], Awaitable[T]], owner: str | None) -> T:
         """Run a manual operation on a conversation of an owner."""
         await self._prepare()
-        archive = await self._archive_of(owner)
+        archive = await self.archive_of(owner)
         with operation():
             return await work(
-                Manual(self.state, archive, self._ratios, self._profiles.get, self._summaries, self.report)
+                Manual(self.state, archive, self.ratios, self._profiles.get, self._summaries, self.report)
             )
 
     async def view(self, run: Run, request: Request, host: Host) -> View:
         """Make and record the view of a request. Raises nothing but cancellation."""
         with operation(), limited(self.arguments.record_timeout):
-            return await self._view(run, request, host)
-
-    async def _view(self, run: Run, request: Request, host: Host) -> View:
-        started = time.perf_counter()
-        run.set_failed_compile(None)
-        run.limit = TimeLimit(self.arguments.timeout)
-        await self._prepare()
-        if self.arguments.budget_unpriced(request.model, request.provider):
-            await self._report_unpriced(request)
-        request = await self._join(run, request)
-        request, result = await self._view_or_fallback(run, await self._attach_layers(run, request), host)
-        if result.lost:
-            await self._report_lost_rules(request, len(result.lost))
-        if result.view.status == "floor_over_budget":
-            await self.report(BudgetError(f"even the smallest view is over the budget of {result.view.budget} tokens"))
-        else:
-            await self._report_shortened(request, result)
-        return await self._deliver(run, request, result, started)
-
-    def tighten(self, run: Run, request: Request, refusal: Refusal) -> Request:
-        """Reduce the budget of a run after a refusal; return the request with the window that it states."""
-        return tighten(self.arguments, self._ratios, run, request, refusal)
+            started = time.perf_counter()
+            run.failed = None
+            run.limit = TimeLimit(self.arguments.timeout)
+            await self._prepare()
+            if self.arguments.budget_unpriced(request.model, request.provider):
+                await self._report_unpriced(request)
+            request = await self._join(run, request)
+            request, result = await self._view_or_fallback(run, await self._attach_layers(run, request), host)
+            if result.lost:
+                await self._report_lost_rules(request, len(result.lost))
+            if result.view.status == "floor_over_budget":
+                over = f"even the smallest view is over the budget of {result.view.budget} tokens"
+                await self.report(BudgetError(over))
+            else:
+                await self._report_shortened(request, result)
+            return await self._deliver(run, request, result, started)
 
     async def _report_lost_rules(self, request: Request, count: int) -> None:
         """Report, once per conversation, that rules find no room in its requests."""
         lost = "1 rule finds" if count == 1 else f"{count} rules find"
         where = f"a request of {safe_line(request.session_id)}"
         error = BudgetError(f"{lost} no room in {where}: give fewer or shorter rules, or a larger budget")
-        await self._tell((request.owner, request.session_id), error)
+        await self._tell(request.conversation, error)
 
     async def _report_shortened(self, request: Request, result: Result) -> None:
         """Report, once per prompt, that the newest prompt is larger than the budget and lost its middle."""
@@ -200,14 +187,14 @@ class Middleware:
     async def _record_unchanged(self, run: Run, request: Request) -> None:
         started = time.perf_counter()
         history = await read_history(self.state.reader, run, request.messages)
-        result = Result.unchanged(request, history, self._ratios.of(request.family), self.state.counter)
+        result = Result.unchanged(request, history, self.ratios.of(request.family), self.state.counter)
         self._settle(run, request, result)
         await self._deliver(run, request, result, started)
 
     async def _deliver(self, run: Run, request: Request, result: Result, started: float) -> View:
         """Record the view of a request, and pass it to the callbacks."""
         view = await self._record_view(run, request, result, (time.perf_counter() - started) * 1000)
-        run.count()
+        run.requests += 1
         if view.record is not None and has_metrics():
             count_view(view.record)
         self.last_view = view
@@ -228,27 +215,25 @@ class Middleware:
         This works for conversations that the application names, whose id the messages carry, or that are in the host's
         store. The host makes up any other id, a new one for every run.
         """
-        read = False
+        read, archive, reader = False, self.archive.scoped(request.owner), self.state.reader
         if run.earlier is None:
-            run.join(())
+            run.earlier = ()
             if len(request.messages) > 1 and not request.marked:
-                window, read = (await try_await(read_history(self.state.reader, run, request.messages))).value, True
+                window, read = (await try_await(read_history(reader, run, request.messages))).value, True
                 if window is not None:
-                    windows = self.archive.scoped(request.owner).windows
-                    named = bool(request.scope) or _carry_id(request.messages[:-1], request.session_id)
-                    reader = self.state.reader
-                    run.join(await windows.before(request.session_id, window, reader, named=named))
+                    carried = {getattr(message, "conversation_id", None) for message in request.messages[:-1]}
+                    named = bool(request.scope) or request.session_id in carried  # the host keeps an id in messages
+                    run.earlier = await archive.windows.before(request.session_id, window, reader, named=named)
             elif request.scope and not request.marked:
-                windows = self.archive.scoped(request.owner).windows
-                run.join(await windows.whole(request.session_id, self.state.reader))
-        elif run.earlier or (request.scope and not request.marked and self.archive.scoped(request.owner).keeps_content):
-            run.join(self._before(run, request.messages))
+                run.earlier = await archive.windows.whole(request.session_id, reader)
+        elif run.earlier or (request.scope and not request.marked and archive.keeps_content):
+            run.earlier = self._before(run, request.messages)
         if run.earlier and request.run_id:
             JOINED.keep(request.run_id, run.earlier)
         if run.earlier:
             request = replace(request, messages=[*run.earlier, *request.messages], joined=len(run.earlier))
         if run.earlier or not read:
-            await try_await(read_history(self.state.reader, run, request.messages))
+            await try_await(read_history(reader, run, request.messages))
         return request
 
     def _before(self, run: Run, messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
@@ -274,8 +259,8 @@ class Middleware:
             if result.fault is not None:
                 await self.report(result.fault)
             if request.layers.text and _crowds_out_layers(request, result):
-                run.attach(drop_block(request.layers, "the prompt or the smallest possible request needs their room"))
-                request = replace(request, layers=run.layers or NO_LAYERS)
+                run.layers = drop_block(request.layers, "the prompt or the smallest possible request needs their room")
+                request = replace(request, layers=run.layers)
                 less = partial(advance_again, self.state, run, request, result=result)
                 again = (await try_await(self._off_loop(run, request, host, less))).value
                 if again is not None:
@@ -303,13 +288,15 @@ class Middleware:
 
     def _settle(self, run: Run, request: Request, result: Result) -> None:
         changed = result.next_cycle is not None and result.next_cycle is not run.cycle
-        self.state.settle(run, result)
+        run.settle(result)
+        if result.pairing is not None and not result.pairing.waiting:
+            self.state.pairing = result.pairing
         if result.next_cycle is not None and (changed or result.began):
             self.archive.scoped(request.owner).remember_cycle(result.next_cycle, request.session_id)
         if result.blocks is not None and result.blocks is not run.recorded_blocks:
             self.archive.remember_blocks(result.blocks)
-        if result.notes or self.state.notes.get((request.owner, request.session_id)):
-            self.state.notes.keep((request.owner, request.session_id), result.notes)
+        if result.notes or self.state.notes.get(request.conversation):
+            self.state.notes.keep(request.conversation, result.notes)
 
     async def _attach_layers(self, run: Run, request: Request) -> Request:
         """Attach the layers of the session to a request; if that fails, attach none and record why.
@@ -335,9 +322,8 @@ class Middleware:
             added = await try_await(self._add_other_conversations(run, request, run.own_layers, question))
             if (error := asked.error or added.error) is not None:
                 await self.report(error)
-            run.attach(added.value or run.own_layers)
-        layered = run.layers or NO_LAYERS
-        return request if request.layers is layered else replace(request, layers=layered)
+            run.layers = added.value or run.own_layers
+        return request if request.layers is run.layers else replace(request, layers=run.layers)
 
     def _question_across(self, run: Run, request: Request) -> str:
         """Question for the owner's other conversations; empty if there is none, or without `recall_across`."""
@@ -391,17 +377,18 @@ class Middleware:
         price = (await try_await(self._last_requests.price_facts(request, result))).value
         record = record_of(self.arguments, request, result, latency, request_index=run.requests, price=price)
         fresh = result.blocks if result.blocks is not run.recorded_blocks else None
-        record = await self.archive.scoped(request.owner).keep(
-            record, result, cycle if cycle is not run.recorded else None, fresh, request.tools
-        )
+        raw, view = result.raw.chain, result.sent.view_chain
+        entry = Entry(record=record, raw=raw, view=view, compile=result.row, tools=request.tools)
+        new = cycle if cycle is not run.recorded else None
+        record = await self.archive.scoped(request.owner).keep(entry, new, fresh)
         if record.id is not None:
-            run.record_blocks(result.blocks)
+            run.recorded_blocks = result.blocks or run.recorded_blocks
         if cycle is not None and record.id is not None:
             idle = record.compile is not None and record.compile.status.startswith(("failed", "skipped"))
             recorded = run.record(cycle, record.summary_id, linked=not idle)
             if recorded is not None:
                 self.archive.scoped(request.owner).remember_cycle(recorded, request.session_id)
-        if (result.began or result.row is not None) and LOG.isEnabledFor(logging.INFO):
+        if result.began or result.row is not None:
             log_compile(record, result)
         if result.began and self.arguments.recent_turns is not None and not self._warned_of_turns:
             self._warned_of_turns = warn_of_fewer_turns(self.arguments, result)
@@ -419,19 +406,21 @@ class Middleware:
 
     async def compile(self, call: SummaryCall) -> SummaryResponse:
         """Make one summary; a failure is returned as data. It is refused while the conversation is compiled by hand."""
-        async with SESSIONS.hold(call.archive.conversation(call.session), shared=True) as mine:
-            if not mine:
-                return SummaryResponse(text="", refused="a compile of this conversation by hand is under way")
-            return await self._summaries.answer(call)
+        return await unless_by_hand(self._with_own_model(call), self._summaries.answer)
 
     async def launch(self, ctx: RunContext[Any], request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
         """Start a summary as a task of this loop; None in a durable workflow, where a replay could not find it."""
         if is_durable(ctx):
             return None
-        return await self._summaries.launch(await self.summary_call(ctx, request.key, request.prompts, request.cap))
+        call = await self.summary_call(ctx, request.key, request.prompts, request.cap)
+        return await self._summaries.launch(self._with_own_model(call))
+
+    def _with_own_model(self, call: SummaryCall) -> SummaryCall:
+        """The call with the compiler's own model, if it has one, instead of the run's."""
+        return call if self.arguments.model is None else replace(call, writer=self.arguments.model)
 
     async def summary_call(self, ctx: RunContext[Any], key: str, prompts: Sequence[str], cap: int = 0) -> SummaryCall:
-        """A summary that a run needs, for its conversation and, unless the compiler has its own, by its model."""
+        """A summary that a run needs, for its conversation and by its model."""
         archive = self.archive.scoped(await self.owner_of(ctx))
         writer, session = cast(Model, ctx.model), session_of(ctx)
         return SummaryCall(key=key, prompts=prompts, cap=cap, writer=writer, archive=archive, session=session)
@@ -441,9 +430,8 @@ class Middleware:
         await self.state.pending.end()
         await self._summaries.wait_until_withdrawn()
         await self._record_unused()
-        await self.archive.finish()
-        await self.archive.catch_up()
-        await self.archive.close()
+        await self.archive.settle()
+        await self.archive.access.close()
 
     async def _record_unused(self) -> None:
         """Record background compiles that no request will use, because they had a cost."""
@@ -456,13 +444,7 @@ class Middleware:
         """Starting state of a run, as plain data: where it starts from, and the learned ratios."""
         with limited(self.arguments.record_timeout):
             start = await self.archive.scoped(owner).start(session, ids, config)
-        return {
-            "cycle": start.cycle.to_json() if start.cycle else None,
-            "blocks": start.blocks.to_json() if start.blocks else None,
-            "ratios": self._ratios.state(),
-            "steering": start.steering.to_data() if start.steering else None,
-            "adopted": start.adopted,
-        }
+        return {**start, "ratios": self.ratios.state()}
 
     def learn(self, run: Run, request: Request | None, response: ModelResponse) -> None:
         """Count a reported usage, and learn from it if it belongs to one of our requests."""
@@ -471,10 +453,10 @@ class Middleware:
             count_response(response.model_name or "", response.provider_name, usage)
         if request is None:
             return
-        run.accept()
+        run.retried = False
         self._last_requests.report(request, usage.cache_read_tokens + usage.cache_write_tokens)
         if run.sent and not self.arguments.dry_run:
-            for ratios in (run.ratios, self._ratios):
+            for ratios in (run.ratios, self.ratios):
                 ratios.learn(request.family, exact=run.sent, reported=usage.input_tokens)
 
     def mark_move(self, request: Request, view: View) -> list[ModelMessage]:
@@ -489,20 +471,16 @@ class Middleware:
         ).value
         await self._record_unused()
         if history is not None and messages:
-            since = (archive := self.archive.scoped(await self.owner_of(ctx))).moment()
+            since = (archive := self.archive.scoped(await self.owner_of(ctx))).access.moment()
             with operation(), limited(self.arguments.record_timeout):
                 await archive.save_raw(session_of(ctx), history)
             archive.windows.remember(session_of(ctx), history, since)
 
-    async def views(self, session: str | None, owner: str | None) -> list[Record]:
-        """Recorded views; StoreError if they cannot be read."""
-        return await (await self._archive_of(owner)).store.views(session)
-
     async def transcript(self, session: str, owner: str | None) -> list[ModelMessage]:
         """The raw history of a conversation; StoreError if it cannot be read."""
-        return await (await self._archive_of(owner)).transcript(session)
+        return await (await self.archive_of(owner)).transcript(session)
 
-    async def _archive_of(self, owner: str | None) -> Archive:
+    async def archive_of(self, owner: str | None) -> Archive:
         """The archive of an owner, after its delayed writes; None means the only owner.
 
         Raises:
@@ -530,6 +508,7 @@ def record_of(
     if price is not None and arguments.dry_run:
         price = {**price, "cached": price["cached_raw"]}
     ledger = {**view.ledger, SETTINGS: {"recall": arguments.recall, "trigger": arguments.trigger}}
+    note = f"; a window, joined with {request.joined} earlier messages of the record" if request.joined else ""
     record = Record(
         session_id=request.session_id,
         vault_name=arguments.place,
@@ -538,7 +517,7 @@ def record_of(
         request_index=request_index,
         raw_tip=result.raw.chain.tip,
         view_tip=result.sent.view_chain.tip,
-        status=("dry_run" if arguments.dry_run else view.status) + _window_note(request),
+        status=("dry_run" if arguments.dry_run else view.status) + note,
         error=view.error,
         budget=view.budget or None,
         tokens_raw=round((request.overhead + result.raw.tokens) * ratio),
@@ -554,15 +533,6 @@ def record_of(
     )
     unread = "it cannot be read" if request.messages else ""
     return with_null_reasons(record, {"budget": "everything is sent", "raw_tip": unread, "view_tip": unread})
-
-
-def _window_note(request: Request) -> str:
-    return f"; a window, joined with {request.joined} earlier messages of the record" if request.joined else ""
-
-
-def _carry_id(messages: Sequence[ModelMessage], session: str) -> bool:
-    """True if stored messages carry the id of the conversation, which the host then keeps."""
-    return any(getattr(message, "conversation_id", None) == session for message in messages)
 
 
 def _crowds_out_layers(request: Request, result: Result) -> bool:

@@ -38,7 +38,7 @@ class Profile:
     """The last request of a conversation without its messages, and the model that it was sent to."""
 
     request: Request
-    model: Model | None
+    model: Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ async def read_next_request(
     Raises:
         StoreError: The record has no such conversation, or cannot be read.
     """
-    actions, began = await archive.actions(session), archive.moment()
+    actions, began = await archive.actions(session), archive.access.moment()
     messages = _without_open_prompt(await archive.history(session))
     if not messages:
         raise StoreError(f"session {session!r}: nothing of it is on the record")
@@ -226,7 +226,7 @@ def _arguments(
         arguments.model = model
     if arguments.model is not None:
         return arguments, arguments.model, ""
-    if profile is not None and profile.model is not None:
+    if profile is not None:
         return arguments, profile.model, ""
     arguments.model = "none"
     return arguments, "none", NO_MODEL

@@ -27,7 +27,6 @@ from context_compiler.layers.context import (
     node_template,
 )
 from context_compiler.layers.session import LayerSource, load_state
-from context_compiler.messages.history import History
 from context_compiler.messages.shapes import shortens_prompt
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.middleware import record_of
@@ -178,7 +177,7 @@ def _read(arguments: Arguments, messages: Sequence[ModelMessage], session: str |
     _check_messages(messages)
     compiler = CompilerState.of(arguments)
     compiler.settings = Settings.from_environment()
-    last = max((index for index, message in enumerate(messages) if isinstance(message, ModelRequest)), default=-1)
+    last = max(index for index, message in enumerate(messages) if isinstance(message, ModelRequest))
     history = compiler.reader.read(messages[: last + 1])
     dropped: tuple[Drop, ...] = ()
     if after := len(messages) - len(history):
@@ -186,7 +185,7 @@ def _read(arguments: Arguments, messages: Sequence[ModelMessage], session: str |
         dropped = (Drop(what=what, reason=AFTER_LAST_REQUEST.text),)
     request = Request(
         messages=list(history.messages),
-        session_id=session or _label(history),
+        session_id=session or f"conversation-{history.ids[0][-12:]}",
         model=model_alias(arguments.model or "none"),
         hash=None,
         dropped=dropped,
@@ -194,11 +193,6 @@ def _read(arguments: Arguments, messages: Sequence[ModelMessage], session: str |
         owner=arguments.static_owner,
     )
     return read_request(compiler, Run(raw=history), request, None)
-
-
-def _label(history: History) -> str:
-    """A label for a conversation without one, derived from its first message."""
-    return f"conversation-{history.ids[0][-12:]}" if history.ids else "empty"
 
 
 async def _layer_block(
@@ -210,8 +204,7 @@ async def _layer_block(
     if layers is None or role is None or session is None:
         raise SettingsError(f"layers={layers!r}, role={role!r}, session={session!r}: give all three, or no layers")
     node_need(role)
-    history = context.history
-    room = layers_room(room, history.readings[-1].tokens if history.readings else 0)
+    room = layers_room(room, context.history.readings[-1].tokens)
     state = await load_state(layers, session, timeout=context.compiler.arguments.timeout)
     templates = context.compiler.arguments.templates(context.request.owner)
     return layer_block(role, state, node_template(role, templates), room=room, counter=context.counter)

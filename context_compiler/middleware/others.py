@@ -52,7 +52,13 @@ async def other_mentions(store: Store, session_id: str, prompt: str) -> list[tup
     key = _place(store), store.owner
     index = _INDEXES.get(key) or OtherConversations()
     news, alive = await store.perform(partial(_news, seen=index.known))
-    mentions = await asyncio.to_thread(_best, index, news, alive, Question.of(prompt), session_id)
+    question = Question.of(prompt)
+
+    def search() -> list[tuple[float, Mention]]:
+        index.take(news, alive)
+        return index.best(question, session_id)
+
+    mentions = await asyncio.to_thread(search)
     _INDEXES.keep(key, index)
     return mentions
 
@@ -83,13 +89,6 @@ def _fitting(
             taken.append((score, mention))
             room -= cost
     return taken
-
-
-def _best(
-    index: OtherConversations, news: Sequence[News], alive: Mapping[int, Name], question: Question, session_id: str
-) -> list[tuple[float, Mention]]:
-    index.take(news, alive)
-    return index.best(question, session_id)
 
 
 def _news(db: Database, seen: Mapping[int, tuple[Name, str]]) -> tuple[list[News], dict[int, Name]]:

@@ -74,7 +74,7 @@ def tighten(arguments: Arguments, ratios: Ratios, run: Run, request: Request, re
     before = arguments.whole_budget(request)[0] / ratio * run.tight
     counted, window = refusal.counted(low * run.sent, high * run.sent), refusal.window(LEAST)
     if window is not None:
-        run.learn_window(window)
+        run.window = smaller(run.window, window)
         if request.served is not None:
             WINDOWS.learn(request.served, window)
     if counted:

@@ -24,13 +24,7 @@ from context_compiler.messages.bodies import load_messages
 from context_compiler.messages.items import MARK, mark_of, user_content
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.middleware import Middleware
-from context_compiler.middleware.request import (
-    RunHost,
-    known_tools,
-    processor_request,
-    render_messages,
-    session_of,
-)
+from context_compiler.middleware.request import RunHost, known_tools, processor_request, render_messages, session_of
 from context_compiler.middleware.state import Run
 from context_compiler.record.values import Record
 from context_compiler.resilience import try_await
@@ -119,7 +113,7 @@ class CompilingHistoryProcessor:
 
     async def views(self, session: str | None = None, *, owner: str | None = None) -> list[Record]:
         """Recorded views, newest first, of one conversation or of all conversations of an owner."""
-        return await self._middleware.views(session, owner)
+        return await (await self._middleware.archive_of(owner)).store.views(session)
 
     async def transcript(self, session: str, *, owner: str | None = None) -> list[ModelMessage]:
         """The complete raw history of a conversation, even if the host has stored a view of it.

@@ -22,9 +22,8 @@ from context_compiler.messages.bodies import load_messages
 from context_compiler.messages.history import Reader
 from context_compiler.messages.items import CONTROL_KINDS, LOADS
 from context_compiler.middleware.archive import LAST_REQUESTS, Archive
-from context_compiler.middleware.request import Request, may_be_known
+from context_compiler.middleware.request import Conversation, Request, may_be_known
 from context_compiler.middleware.state import Result
-from context_compiler.record.values import Record
 
 COMPARED = 64_000
 """Maximum tokens of a recorded view that is read for comparison."""
@@ -47,13 +46,12 @@ class LastRequests:
     def __init__(self, archive: Archive, reader: Reader) -> None:
         """Keep nothing yet; `archive` is read at the first request of a conversation."""
         self._archive, self._reader = archive, reader
-        self._cached: Memo[tuple[str | None, str], bool] = Memo(LAST_REQUESTS)
-        self._last: Memo[tuple[str | None, str], _Request] = Memo(LAST_REQUESTS)
+        self._cached: Memo[Conversation, bool] = Memo(LAST_REQUESTS)
+        self._last: Memo[Conversation, _Request] = Memo(LAST_REQUESTS)
 
     async def price_facts(self, request: Request, result: Result) -> dict[str, object]:
         """Facts that determine the price of a request, with the cached tokens of the view and of the raw history."""
-        key = request.owner, request.session_id
-        before = self._last.get(key)
+        before = self._last.get(request.conversation)
         if before is None and may_be_known(request.session_id, len(request.messages)):
             before = await self._recorded(request)
         current = _Request(hash=request.hash, sent=result.sent.view_chain.ids, raw=result.raw.chain.ids)
@@ -65,7 +63,7 @@ class LastRequests:
             if before.hash == request.hash:
                 sent = request.overhead + result.sent.sums[shared]
                 raw = request.overhead + result.raw.sums[common_length(current.raw, before.raw)]
-        self._last.keep(key, current)
+        self._last.keep(request.conversation, current)
         return {
             "model": request.model,
             "provider": request.provider,
@@ -76,12 +74,11 @@ class LastRequests:
     def report(self, request: Request, cached: int) -> None:
         """Remember that a provider reported cached tokens for the conversation."""
         if cached:
-            self._cached.keep((request.owner, request.session_id), True)
+            self._cached.keep(request.conversation, True)
 
     def moved(self, request: Request) -> str | None:
         """Chain id of the last request whose beginning changed; None if there is none, or if nothing was cached."""
-        place = request.owner, request.session_id
-        last = self._last.get(place) if self._cached.get(place) else None
+        last = self._last.get(request.conversation) if self._cached.get(request.conversation) else None
         return None if last is None else last.moved
 
     async def _recorded(self, request: Request) -> _Request | None:
@@ -90,15 +87,11 @@ class LastRequests:
         last = await archive.last_request(request.session_id)
         if last is None:
             return None
-        return _Request(hash=last.request_hash, sent=await self._names(archive, last), raw=_tip_only(last.raw_tip))
-
-    async def _names(self, archive: Archive, last: Record) -> Sequence[str]:
-        tip = last.view_tip
-        if tip is None or last.status.startswith("raw") or last.tokens_sent > COMPARED:
-            return _tip_only(tip)
-        bodies = await archive.bodies(tip)
-        names = self._reader.read(load_messages(bodies)).view_chain.ids if bodies else ()
-        return names or _tip_only(tip)
+        tip, sent = last.view_tip, _tip_only(last.view_tip)
+        if tip is not None and not last.status.startswith("raw") and last.tokens_sent <= COMPARED:
+            bodies = await archive.bodies(tip)
+            sent = (self._reader.read(load_messages(bodies)).view_chain.ids if bodies else ()) or sent
+        return _Request(hash=last.request_hash, sent=sent, raw=_tip_only(last.raw_tip))
 
 
 def mark_move(messages: Sequence[ModelMessage], name: str) -> list[ModelMessage]:

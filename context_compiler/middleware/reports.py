@@ -48,7 +48,6 @@ class Reports:
     """Errors of one compiler, and calls of its callbacks."""
 
     def __init__(self, arguments: Arguments) -> None:
-        """Report nothing yet."""
         self._arguments = arguments
         self._reported: set[str] = set()
 
@@ -106,6 +105,8 @@ def log_text(error: Exception) -> str:
 
 def log_compile(record: Record, result: Result) -> None:
     """Log one line for a compile: tokens before and after, turns kept, model calls, time and cost."""
+    if not LOG.isEnabledFor(logging.INFO):
+        return
     kept = sum(reading.has_user_part for reading in result.sent.readings)
     recalled, sent = result.view.ledger["tokens"].get("recall", 0) * result.ratio, result.cost * result.ratio
     LOG.info(

@@ -45,6 +45,8 @@ BREAKPOINTS = 4
 TOOL_OVERHEAD = 12
 """Tokens that the framing of one tool definition costs."""
 
+Conversation = tuple[str | None, str]
+"""Owner and label of a conversation."""
 
 LONG = 200_000
 """Characters above which reading, counting and ranking would block the event loop for too long."""
@@ -93,6 +95,11 @@ class Request(Terms):
     def fixed(self) -> int:
         """Exact tokens of everything except the history."""
         return self.overhead + self.layers.tokens
+
+    @property
+    def conversation(self) -> Conversation:
+        """Owner and label of the conversation."""
+        return self.owner, self.session_id
 
 
 class Host(Protocol):
@@ -168,11 +175,7 @@ class RunHost(Host):
         self._ctx = ctx
 
     def charge(self, response: SummaryResponse) -> SummaryResponse:
-        """Add the usage of a summary to that of the run, and return the summary.
-
-        Raises:
-            CompileError: No summary was written.
-        """
+        """Add the usage of a summary to that of the run, and return the summary; see `charge_run`."""
         return charge_run(self._ctx, response)
 
     def affords(self, sent: int, answered: int, model: str = "") -> bool:
@@ -294,12 +297,9 @@ def _cache_point(settings: Mapping[str, object], messages: Sequence[ModelMessage
     on = [name for name, value in settings.items() if "_cache_" in name and value]
     if not any(name.endswith("_cache_messages") for name in on):
         return False
-    pieces = (piece for message in messages for part in message.parts for piece in user_content(_content(part)))
+    prompts = (part for message in messages for part in message.parts if isinstance(part, UserPromptPart))
+    pieces = (piece for prompt in prompts for piece in user_content(prompt.content))
     return len(on) + sum(getattr(piece, "kind", None) == "cache-point" for piece in pieces) < BREAKPOINTS
-
-
-def _content(part: Any) -> Any:
-    return part.content if part.part_kind == "user-prompt" else None
 
 
 def processor_request(ctx: RunContext[Any], messages: list[ModelMessage], counter: TokenCounter) -> Request:
@@ -331,26 +331,23 @@ def run_request(
     ctx: RunContext[Any], model: Any, settings: Mapping[str, object], messages: list[ModelMessage], **more: Any
 ) -> Request:
     """Build a request with the facts of its run and its model, and with `more`."""
+    served = Served(attempt(lambda: str(model.base_url or "")).value or "", model.model_name)
     return Request(
         messages=messages,
         session_id=session_of(ctx),
-        scope=scope_of(ctx),
+        scope=named_scope(ctx.conversation_id or ""),
         run_id=ctx.run_id,
         model=model.model_name,
         provider=model.system,
         cache=_cache_time(settings),
         family=model_family(model.system, model.model_name),
         window=_positive(getattr(model, "context_window", None)),
-        served=(served := _served(model)),
+        served=served,
         learnt=None if is_durable(ctx) else WINDOWS.of(served),  # a replay may be in another process
         max_tokens=_positive(settings.get("max_tokens")),
         limit=_positive(getattr(ctx.usage_limits, "per_request_input_tokens_limit", None)),
         **more,
     )
-
-
-def _served(model: Any) -> Served:
-    return Served(attempt(lambda: str(model.base_url or "")).value or "", model.model_name)
 
 
 def _cache_time(settings: Mapping[str, object]) -> str:
@@ -405,17 +402,12 @@ def _hash(facts: object) -> str:
     return text_hash(json.dumps(facts, sort_keys=True, default=str))
 
 
-def scope_of(ctx: RunContext[Any]) -> str:
-    """The conversation as the application names it; empty if the host made the id up.
+def named_scope(session: str) -> str:
+    """The label of a conversation as the application names it; empty if the host made it up.
 
     A summary is written for the question of one conversation, so another conversation with the same beginning must not
     reuse it. A made-up id (a version 7 UUID) identifies nothing, because it changes with every run.
     """
-    return named_scope(ctx.conversation_id or "")
-
-
-def named_scope(session: str) -> str:
-    """The label of a conversation; empty if the host made it up."""
     try:
         return "" if UUID(session).version == HOST_IDS else session
     except ValueError:

@@ -50,14 +50,7 @@ from context_compiler.middleware.background import discard, finish, limits_for_q
 from context_compiler.middleware.breakdown import drops_of, numbers_of, rule_numbers, section_tokens
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.rule_check import inserted_texts, lost_drops, missing_rules
-from context_compiler.middleware.state import (
-    CompilerState,
-    Opening,
-    RequestContext,
-    Result,
-    Run,
-    read_request,
-)
+from context_compiler.middleware.state import CompilerState, Opening, RequestContext, Result, Run, read_request
 from context_compiler.record.values import Compile
 from context_compiler.resilience import attempt
 
@@ -79,8 +72,8 @@ async def respond(compiler: CompilerState, run: Run, request: Request, host: Hos
     """
     context, cycle = await _current_cycle(read_request(compiler, run, request, host), host)
     compiles = _compiles_every_turn(context, cycle)
-    run.open_turn(context.turn)
-    made = run.take_prepared()
+    run.opened_turn = context.turn
+    made, run.prepared = run.prepared, None
     if made is not None and valid_cycle(made.cycle, context.history, context.policy.config) is not None:
         return await _new_cycle(context, cycle, host, made)
     if not compiles and compiler.arguments.background:
@@ -131,8 +124,8 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
     run.switch(config)
     valid = valid_cycle(run.cycle, history, config) if run.cycle else None
     if not run.begun:
-        run.begin()
-        run.notes = context.compiler.notes.get(context.conversation) or ()
+        run.begun = True
+        run.notes = context.compiler.notes.get(context.request.conversation) or ()
         start = await host.begin(history.tips(JOURNALLED), config)
         if start.get("steering"):
             run.steer(Steering.from_data(start["steering"]))
@@ -298,7 +291,8 @@ async def _new_cycle(
     context: RequestContext, previous: Cycle | None, host: Host, first: Advance | None = None
 ) -> Result:
     """Make the first view of a new cycle with its recall block; `first` is an advance that was made before."""
-    context.run.relax()
+    if not context.run.refused:
+        context.run.tight = 1.0
     trial = None if first is None else _make_trial(context, previous, first)
     if trial is None or trial.over > 0:  # too many messages have arrived since `first` was made
         trial = await cut_back(context, previous, host, trial)
@@ -413,7 +407,7 @@ async def advance_again(compiler: CompilerState, run: Run, request: Request, hos
         ContextCompilerError: The template or anything else failed.
     """
     context = read_request(compiler, run, request, host)
-    run.mark_model_asked(context.turn)
+    run.asked_turn = context.turn
     again = await _new_cycle(context, result.cycle, host)
     return replace(again, row=result.row or again.row, fault=result.fault or again.fault)
 
@@ -441,13 +435,13 @@ def summary_callback(context: RequestContext, host: Host) -> Ask | None:
     async def ask(wanted: SummaryRequest) -> SummaryResponse:
         if context.is_paused:
             return SummaryResponse(text="", refused="the last compile of this conversation was undone")
-        run.mark_model_asked(context.turn)
+        run.asked_turn = context.turn
         if not context.affords(wanted, host):
             return SummaryResponse(text="", refused="the run's usage limits leave too little for a compile")
         try:
             return await host.ask(wanted)
         except CompileError as error:
-            run.set_failed_compile(failed_row(context.where, context.history, context.policy, wanted, error))
+            run.failed = failed_row(context.where, context.history, context.policy, wanted, error)
             raise
 
     return ask

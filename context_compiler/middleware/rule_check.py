@@ -11,17 +11,11 @@ from pydantic_ai.tools import RunContext
 from context_compiler.compiler.cycle import Blocks, Cycle
 from context_compiler.compiler.policy import LARGE
 from context_compiler.compiler.reasons import RULE_BEYOND_SHARE, RULE_OVER_BUDGET
-from context_compiler.compiler.rules import (
-    RuleNote,
-    absent_rules,
-    fitting_rules,
-    listed_rules,
-    rule_origin,
-    rules_cost,
-)
+from context_compiler.compiler.rules import RuleNote, absent_rules, fitting_rules, listed_rules, rule_origin, rules_cost
+from context_compiler.errors import SettingsError
 from context_compiler.messages.history import History
 from context_compiler.messages.rules import Rule
-from context_compiler.middleware.arguments import DeclaredRule, checked_rule
+from context_compiler.middleware.arguments import DeclaredRule
 from context_compiler.middleware.state import RequestContext, Run
 from context_compiler.record.values import Drop
 from context_compiler.resilience import try_await
@@ -44,14 +38,18 @@ async def declared_rules(
         if outcome.error is not None:
             errors.append(outcome.error)
         else:
-            run.declare(number, outcome.value or "")
+            run.declared[number] = outcome.value or ""
         texts.append(run.declared.get(number, ""))
     return tuple(text.strip() for text in texts if text.strip()), errors
 
 
 async def _answer(rule: Callable[[RunContext[Any]], object], ctx: RunContext[Any]) -> str:
+    """Rule that a function returns; empty for None."""
     answer = rule(ctx)
-    return checked_rule(await answer if isawaitable(answer) else answer)
+    text: object = await answer if isawaitable(answer) else answer
+    if text is not None and not isinstance(text, str):
+        raise SettingsError(f"rules=: a function returned {type(text).__name__}: return a text or None")
+    return text or ""
 
 
 def inserted_texts(blocks: Blocks | None, notes: tuple[RuleNote, ...]) -> dict[int, tuple[str, ...]]:

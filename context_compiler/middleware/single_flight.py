@@ -12,11 +12,9 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable
 from contextlib import asynccontextmanager
-from copy import copy
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from decimal import Decimal
 from functools import partial
 from typing import Any
@@ -27,7 +25,8 @@ from context_compiler.cache import Memo
 from context_compiler.compiler.summary import SummaryResponse, model_alias
 from context_compiler.errors import CompileError
 from context_compiler.middleware.arguments import Arguments
-from context_compiler.middleware.spending import Place, Spending, SummaryCall
+from context_compiler.middleware.request import Conversation
+from context_compiler.middleware.spending import Spending, SummaryCall
 from context_compiler.middleware.store_access import StoreAccess
 from context_compiler.middleware.summary_calls import ask
 from context_compiler.record.sessions import claim_compile, renew_claim
@@ -62,7 +61,6 @@ WAIT = 0.5
 
 @dataclass(slots=True, kw_only=True)
 class _Flight:
-    loop: asyncio.AbstractEventLoop
     task: asyncio.Task[SummaryResponse]
     waiting: int = 0
     paid: bool = False
@@ -73,14 +71,13 @@ class _Flight:
     def is_over(self) -> bool:
         """True if the response should be on the record by now, or is lost."""
         late = self.finished_at is not None and time.monotonic() - self.finished_at > GRACE_S
-        return late or self.task.cancelled() or self.loop is not asyncio.get_running_loop()
+        return late or self.task.cancelled() or self.task.get_loop() is not asyncio.get_running_loop()
 
 
 class SingleFlight(threading.local):
     """Calls in progress by key; each thread has its own."""
 
     def __init__(self) -> None:
-        """Start without calls."""
         self._under_way: dict[Hashable, _Flight] = {}
         self._name = uuid4().hex
 
@@ -103,15 +100,8 @@ class SingleFlight(threading.local):
             del self._under_way[late]
         flight = self._under_way.get(key)
         if flight is None:
-            flight = _Flight(loop=asyncio.get_running_loop(), task=asyncio.create_task(start()))
+            flight = _Flight(task=asyncio.create_task(start()))
             self._under_way[key] = flight
-        await self._wait_for(key, flight)
-        if flight.task.cancelled():
-            raise TimeoutError("the call was cancelled")
-        pays, flight.paid = not flight.paid, True
-        return flight.task.result(), pays
-
-    async def _wait_for(self, key: Hashable, flight: _Flight) -> None:
         flight.waiting += 1
         try:
             await asyncio.wait({flight.task})
@@ -122,6 +112,10 @@ class SingleFlight(threading.local):
                 if flight.finished_at is None and self._under_way.get(key) is flight:
                     del self._under_way[key]
                 await _end(flight.task)
+        if flight.task.cancelled():
+            raise TimeoutError("the call was cancelled")
+        pays, flight.paid = not flight.paid, True
+        return flight.task.result(), pays
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,7 +129,6 @@ class SessionLocks(threading.local):
     """Locks that allow one compile per conversation and event loop; runs that share a summary share the lock."""
 
     def __init__(self) -> None:
-        """Start without locks."""
         self._held: dict[Hashable, _Hold] = {}
 
     @asynccontextmanager
@@ -184,63 +177,33 @@ async def _end(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-class Answers:
-    """Answers of models to the summary requests of an owner.
+async def _claim(access: StoreAccess, key: str, holder: str) -> bool | None:
+    """Claim a model call; False while another process holds the claim, None if the record cannot tell."""
+    if not access.keeps_content or not access.is_shared or access.is_doubtful:
+        return None
+    work = partial(claim_compile, cache_key=key, holder=holder, seconds=CLAIM_S)
+    return await access.try_on_sql(lambda store: store.perform(work))
+
+
+async def _keep_claim(access: StoreAccess, key: str, holder: str) -> None:
+    """Renew a claim until this task is cancelled."""
+    while True:
+        await asyncio.sleep(CLAIM_S / 3)
+        await _renew(access, key, holder, CLAIM_S)
+
+
+async def _renew(access: StoreAccess, key: str, holder: str, seconds: float) -> None:
+    """Renew a claim for `seconds`; after that, other processes may make the same call."""
+    work = partial(renew_claim, cache_key=key, holder=holder, seconds=seconds)
+    await access.try_on_sql(lambda store: store.perform(work))
+
+
+class Summaries:
+    """Summaries of one compiler.
 
     Announcements and claims are optional: they are skipped if the store has failed, and their own failure does not
     count.
     """
-
-    def __init__(self, access: StoreAccess, remembered: Memo[str, SummaryResponse]) -> None:
-        """Share `remembered`, the answers in memory, among all owners."""
-        self._access, self._remembered = access, remembered
-
-    async def find(self, key: str) -> SummaryResponse | None:
-        """An earlier answer to the same summary request, from memory or the record; None if there is none."""
-        made = self._remembered.get(key)
-        if made is not None or not self._access.keeps_content:
-            return made
-        stored = await self._access.read(lambda store: store.find_compile(key))
-        return SummaryResponse(text=stored[1].raw_output, row=stored[0]) if stored and stored[1].raw_output else None
-
-    def remember(self, key: str, answer: SummaryResponse) -> None:
-        """Keep an answer in memory until it is recorded, or for good if the record may not store it."""
-        self._remembered.keep(key, replace(answer, usage={}, cost=None))
-
-    async def claim(self, key: str, holder: str, seconds: float) -> bool | None:
-        """Claim a model call; False while another process holds the claim, None if the record cannot tell."""
-        access = self._access
-        if not access.keeps_content or not access.is_shared or access.is_doubtful:
-            return None
-        work = partial(claim_compile, cache_key=key, holder=holder, seconds=seconds)
-        return await access.try_on_sql(lambda store: store.perform(work))
-
-    async def keep_claim(self, key: str, holder: str) -> None:
-        """Renew a claim until this task is cancelled."""
-        while True:
-            await asyncio.sleep(CLAIM_S / 3)
-            await self.renew(key, holder, CLAIM_S)
-
-    async def renew(self, key: str, holder: str, seconds: float) -> None:
-        """Renew a claim for `seconds`; after that, other processes may make the same call."""
-        work = partial(renew_claim, cache_key=key, holder=holder, seconds=seconds)
-        await self._access.try_on_sql(lambda store: store.perform(work))
-
-    async def announce(self, session_id: str, model: str, seconds: float) -> tuple[int, datetime] | None:
-        """Show on the record, for at most `seconds`, that a model is writing a summary; None if it is not shown."""
-        access = self._access
-        if access.arguments.record == "off" or access.is_blank or access.owner is None or access.is_doubtful:
-            return None
-        announcement = session_id, access.arguments.place, model, seconds
-        return await access.try_on_sql(lambda store: store.announce_compile(*announcement))
-
-    async def withdraw(self, announced: tuple[int, datetime]) -> None:
-        """Remove the announcement of a call that has ended."""
-        await self._access.try_on_sql(lambda store: store.withdraw_compile(*announced))
-
-
-class Summaries:
-    """Summaries of one compiler."""
 
     def __init__(self, arguments: Arguments, counter: TokenCounter, report: Report) -> None:
         """Call no model yet.
@@ -253,17 +216,17 @@ class Summaries:
         self._arguments, limit = arguments, arguments.spend_limit()
         self._spending = None if limit is None else Spending(limit.amount, counter, report)
         self._counter, self._report = counter, report
-        self._faults: Memo[Place, Breaker] = Memo(SESSIONS_KEPT)
+        self._faults: Memo[Conversation, Breaker] = Memo(SESSIONS_KEPT)
         self._breaker = Breaker()
         self._remembered: Memo[str, SummaryResponse] = Memo(ANSWERS)
+        """Answers until they are recorded, or for good if the record may not store them."""
         self._announcements: dict[asyncio.Task[None], asyncio.Future[Any]] = {}
 
     async def answer(self, call: SummaryCall) -> SummaryResponse:
         """Return one summary: remembered, shared with another run, or new; a failure is returned as data."""
-        earlier = await self._answers(call).find(call.key)
+        earlier = await self._find(call)
         if earlier is not None:
             return earlier
-        call = self._with_own_model(call)
         if self._spending is None:
             return await self._ask_and_announce(call)
         held, refused = await self._spending.reserve(call)
@@ -281,22 +244,30 @@ class Summaries:
 
         The task does not use the store, because it may outlive the run and with it the open file.
         """
-        earlier = await self._answers(call).find(call.key)
+        earlier = await self._find(call)
         if earlier is not None:
             task = asyncio.create_task(_return(earlier))
             end_at_exit(task)
             return task
-        call, held = self._with_own_model(call), Decimal(0)
+        held = Decimal(0)
         if self._spending is not None:
             held, refused = await self._spending.reserve(call)
             if refused is not None:
                 return None
-        task = asyncio.create_task(self._ask_if_free(call))
+        task = asyncio.create_task(unless_by_hand(call, self._ask))
         if self._spending is not None:
             task.add_done_callback(partial(_settle, self._spending, call, held))
         end_at_exit(task)
         self._announce(task, call)
         return task
+
+    async def _find(self, call: SummaryCall) -> SummaryResponse | None:
+        """An earlier answer to the same summary request, from memory or the record; None if there is none."""
+        made, access = self._remembered.get(call.key), call.archive.access
+        if made is not None or not access.keeps_content:
+            return made
+        stored = await access.read(lambda store: store.find_compile(call.key))
+        return SummaryResponse(text=stored[1].raw_output, row=stored[0]) if stored and stored[1].raw_output else None
 
     async def _ask_and_announce(self, call: SummaryCall) -> SummaryResponse:
         """Ask a model while the record shows a compile in progress; the call does not wait for the record."""
@@ -309,26 +280,26 @@ class Summaries:
             await asyncio.wait({announcement})
 
     def _announce(self, ended: asyncio.Future[Any], call: SummaryCall) -> asyncio.Task[None]:
-        """Show on the record that a model is writing a summary, until `ended` is done."""
-        answers = self._answers(call)
+        """Show on the record that a model is writing a summary, until `ended` is done, but not beyond the timeout."""
+        access = call.archive.access
 
         async def announce() -> None:
-            announced = await answers.announce(call.session, model_alias(call.writer), self._arguments.timeout)
+            shown = call.session, access.arguments.place, model_alias(call.writer), self._arguments.timeout
+            if access.arguments.record == "off" or access.is_blank or access.owner is None or access.is_doubtful:
+                return
+            announced = await access.try_on_sql(lambda store: store.announce_compile(*shown))
             if announced is None:
                 return
             try:
                 await asyncio.wait({ended})
             finally:
-                await answers.withdraw(announced)
+                await access.try_on_sql(lambda store: store.withdraw_compile(*announced))
 
         announcement = asyncio.create_task(announce())
         self._announcements[announcement] = ended
         announcement.add_done_callback(self._announcements.pop)
         end_at_exit(announcement)
         return announcement
-
-    def _answers(self, call: SummaryCall) -> Answers:
-        return Answers(call.archive.access, self._remembered)
 
     def forget(self, text: str) -> None:
         """Remove a summary from memory, so that it is not shared after a user has undone its compile."""
@@ -341,28 +312,11 @@ class Summaries:
         if mine:
             await asyncio.wait(mine)
 
-    def _with_own_model(self, call: SummaryCall) -> SummaryCall:
-        """The call with the compiler's own model, if it has one, instead of the run's."""
-        return call if self._arguments.model is None else replace(call, writer=self._arguments.model)
-
-    def with_arguments(self, arguments: Arguments) -> Summaries:
-        """A copy with other arguments and the same spend limit."""
-        other = copy(self)
-        other._arguments = arguments
-        return other
-
     async def refusal(self, call: SummaryCall) -> str | None:
         """Reason why the spend limit forbids such a summary; None if it does not."""
         if self._spending is None:
             return None
-        return (await self._spending.estimate(self._with_own_model(call)))[1]
-
-    async def _ask_if_free(self, call: SummaryCall) -> SummaryResponse:
-        """Make one summary, unless the conversation is being compiled by hand."""
-        async with SESSIONS.hold(call.archive.conversation(call.session), shared=True) as mine:
-            if not mine:
-                return SummaryResponse(text="", refused="a compile of this conversation by hand is under way")
-            return await self._ask(call)
+        return (await self._spending.estimate(call))[1]
 
     async def _ask(self, call: SummaryCall, *, claims: bool = False) -> SummaryResponse:
         """Make one summary that is not remembered, or share the call of another run.
@@ -378,15 +332,15 @@ class Summaries:
 
     async def _claim_and_call(self, call: SummaryCall, timeout: float) -> SummaryResponse:
         """Wait for the answer of another process with the same request, or make the call."""
-        began, name, key, answers = time.monotonic(), UNDER_WAY.name, call.key, self._answers(call)
-        while (mine := await answers.claim(key, name, CLAIM_S)) is False:
+        began, claim = time.monotonic(), (call.archive.access, call.key, UNDER_WAY.name)
+        while (mine := await _claim(*claim)) is False:
             await asyncio.sleep(min(STEP_S, WAIT * timeout))
-            answer = await answers.find(key)
+            answer = await self._find(call)
             if answer is not None:
                 return answer
             if time.monotonic() - began >= WAIT * timeout:
                 break
-        response, renewing = None, asyncio.create_task(answers.keep_claim(key, name)) if mine else None
+        response, renewing = None, asyncio.create_task(_keep_claim(*claim)) if mine else None
         try:
             left = max(timeout - (time.monotonic() - began), (1 - WAIT) * timeout)  # waiting for a lock counts
             response = await self._call_model(call, left)
@@ -396,7 +350,7 @@ class Summaries:
                 renewing.cancel()
                 await asyncio.wait({renewing})
                 useful = response is not None and response.failure is None
-                await answers.renew(key, name, RECORDING_S if useful else 0.0)
+                await _renew(*claim, RECORDING_S if useful else 0.0)
 
     async def _call_model(self, call: SummaryCall, timeout: float) -> SummaryResponse:
         alias, faults = model_alias(call.writer), self._faults.get_or_make(call.place, lambda: Breaker(limit=BAD))
@@ -414,7 +368,7 @@ class Summaries:
         self._breaker.succeeded()
         faults.succeeded()
         if answer.text and answer.fault is None:
-            self._answers(call).remember(call.key, answer)
+            self._remembered.keep(call.key, replace(answer, usage={}, cost=None))
         return answer
 
     async def _count_failure(self, failed: SummaryResponse, alias: str) -> SummaryResponse:
@@ -433,6 +387,16 @@ class Summaries:
         if faults.failures == BAD:
             advice = f'summaries of {alias} are unusable ({fault}): passages are quoted; model="none" asks no model'
             await self._report(CompileError(advice, model=alias, phase="answer"))
+
+
+async def unless_by_hand(
+    call: SummaryCall, make: Callable[[SummaryCall], Awaitable[SummaryResponse]]
+) -> SummaryResponse:
+    """Make one summary, unless the conversation is being compiled by hand."""
+    async with SESSIONS.hold(call.archive.conversation(call.session), shared=True) as mine:
+        if not mine:
+            return SummaryResponse(text="", refused="a compile of this conversation by hand is under way")
+        return await make(call)
 
 
 def _settle(spending: Spending, call: SummaryCall, held: Decimal, task: asyncio.Task[SummaryResponse]) -> None:

@@ -17,6 +17,7 @@ from context_compiler.compiler.summary import SummaryResponse, model_alias
 from context_compiler.errors import BudgetError
 from context_compiler.messages.printable import safe_line
 from context_compiler.middleware.archive import Archive
+from context_compiler.middleware.request import Conversation
 from context_compiler.middleware.summary_calls import answer_room
 from context_compiler.record.costs import compile_cost
 from context_compiler.resilience import Report
@@ -25,9 +26,6 @@ from context_compiler.tokens.prices import cost_of, dollars, highest_price
 
 SESSIONS = 1_000
 """Maximum number of sessions whose spending is kept in memory."""
-
-Place = tuple[str | None, str]
-"""Owner and session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +45,7 @@ class SummaryCall:
     session: str
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Conversation:
         """Owner and session."""
         return self.archive.owner, self.session
 
@@ -58,18 +56,21 @@ class Spending:
     def __init__(self, limit: Decimal, counter: TokenCounter, report: Report) -> None:
         """Limit each session to `limit` US dollars; count prompts with `counter`, and `report` once per session."""
         self._limit, self._counter, self._report = limit, counter, report
-        self._spent: Memo[Place, Decimal] = Memo(SESSIONS)
-        self._recorded: Memo[Place, Decimal] = Memo(SESSIONS)
+        self._spent: Memo[Conversation, Decimal] = Memo(SESSIONS)
+        self._recorded: Memo[Conversation, Decimal] = Memo(SESSIONS)
         """Sums on the record when it was last read."""
-        self._under_way: dict[Place, Decimal] = {}
-        self._reported: Memo[Place, bool] = Memo(SESSIONS)
+        self._under_way: dict[Conversation, Decimal] = {}
+        self._reported: Memo[Conversation, bool] = Memo(SESSIONS)
 
     async def reserve(self, call: SummaryCall) -> tuple[Decimal, str | None]:
         """Reserve the maximum cost of a compile until `settle`; return it with a reason if the compile is refused."""
         key = call.place
         most, refused = await self.estimate(call)
         if refused is not None:
-            return Decimal(0), await self._report_once(key, refused)
+            if self._reported.get(key) is None:
+                self._reported.keep(key, True)
+                await self._report(BudgetError(f"{refused}: no model is asked for it any more; passages are quoted"))
+            return Decimal(0), refused
         self._under_way[key] = self._under_way.get(key, Decimal(0)) + most
         return most, None
 
@@ -84,16 +85,15 @@ class Spending:
         sizes = (round(self._counter.text(prompt) * ratio) for prompt in call.prompts)
         answer = answer_room(cap, call.writer)
         most = sum((price.cost(tokens + cap, output=answer) for tokens in sizes), Decimal(0))
-        spent = await self.spent(call.archive, call.session)
+        spent = await self._sum(call)
         if spent + most > self._limit:
             why = f"the compiles of this session have cost {dollars(spent)}, and one more might pass the limit"
             return Decimal(0), f"{why} of {dollars(self._limit)}"
         return most, None
 
-    async def spent(self, archive: Archive, session: str) -> Decimal:
+    async def _sum(self, call: SummaryCall) -> Decimal:
         """US dollars spent on the compiles of a session, including those in progress; unknown prices are left out."""
-        key = archive.owner, session
-        rows = await archive.compiles(session)
+        key, rows = call.place, await call.archive.compiles(call.session)
         recorded = sum((cost for row in rows or () if (cost := compile_cost(row)) is not None), Decimal(0))
         if rows is not None:
             if recorded < (self._recorded.get(key) or 0):  # the session was deleted or pruned: start again
@@ -111,12 +111,6 @@ class Spending:
         cost = cost_of(model_alias(writer), usage, _provider(writer)) if usage else Decimal(0)
         if cost is None or cost:
             self._spent.keep(key, (self._spent.get(key) or Decimal(0)) + (held if cost is None else cost))
-
-    async def _report_once(self, place: Place, why: str) -> str:
-        if self._reported.get(place) is None:
-            self._reported.keep(place, True)
-            await self._report(BudgetError(f"{why}: no model is asked for it any more; passages are quoted"))
-        return why
 
 
 def _provider(writer: Model | str) -> str | None:

@@ -1,6 +1,6 @@
 """State of a compiler and of its runs, the context of a request, and its result.
 
-The state of a run changes only in this module: through the methods of `Run`, with what `respond` finds and returns.
+The state of a run is one `Run`; its methods are the changes of several fields at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from context_compiler.messages.rules import Found, Rule, find_rules
 from context_compiler.messages.shapes import Shape
 from context_compiler.messages.turns import Outline, Pairing, outline, pair, turn_index
 from context_compiler.middleware.arguments import SHIPPED, Arguments
-from context_compiler.middleware.request import Host, Request, is_long
+from context_compiler.middleware.request import Conversation, Host, Request, is_long
 from context_compiler.middleware.summary_calls import answer_room
 from context_compiler.record.database import Moment
 from context_compiler.record.values import FIXED, Compile, Drop
@@ -152,13 +152,13 @@ class Run:
     """Cycle, recorded cycle, blocks, recorded blocks and `begun` of the run's other configurations: a fallback model
     has its own context window."""
     begun: bool = False
-    """True after the starting cycle was looked up."""
+    """True once the starting cycle is looked up; this happens once, even if it fails."""
     ratios: Ratios = field(default_factory=Ratios)
     """Ratios learned before and during this run, but not in concurrent runs, so that a resumed run decides alike."""
     requests: int = 0
     turn: int = 0
     asked_turn: int = -1
-    """The last user turn in which a model was called, successfully or not."""
+    """The last user turn in which a model was called, successfully or not; it is not called again in that turn."""
     opened_turn: int = -1
     """The last user turn whose first request `every_turn` has seen."""
     sent: int = 0
@@ -172,7 +172,7 @@ class Run:
     retried: bool = False
     """True if it has refused the current request, which is not tried a third time."""
     window: int | None = None
-    """Context window that a refusal of this run has stated."""
+    """Smallest context window that a refusal of this run has stated."""
     failed: Compile | None = None
     """Row of the compile that failed in this request."""
     own_layers: LayerBlock | None = None
@@ -182,13 +182,14 @@ class Run:
     asked_across: str = ""
     """Question that these passages answer."""
     ordered_turn: int = -1
-    """The last user turn in which the agent asked for a compile."""
+    """The last user turn in which the agent asked for a compile; further requests in the turn are ignored."""
     prepared: Advance | None = None
     """Compile that the agent asked for, to be used at the next request."""
     steering: Steering = NONE
     """The user's pins and undos for this conversation when the run began."""
     earlier: Sequence[ModelMessage] | None = None
-    """Recorded messages before the window that this run was given; None until they are looked up."""
+    """Recorded messages before the window that this run was given, prepended to all its requests; None until they are
+    looked up."""
     limit: TimeLimit = field(default_factory=lambda: TimeLimit(inf))
     """Time that the current request may spend on reading and searching the history."""
 
@@ -200,18 +201,6 @@ class Run:
         self.config = config
         parked = self.parked.pop(config, (None, None, None, None, False))
         self.cycle, self.recorded, self.blocks, self.recorded_blocks, self.begun = parked
-
-    def declare(self, number: int, rule: str) -> None:
-        """Note the last answer of a function among the declared rules."""
-        self.declared[number] = rule
-
-    def keep_history(self, history: History) -> None:
-        """Keep a history, so that the beginning that it shares with the next one is not read again."""
-        self.raw = history
-
-    def begin(self) -> None:
-        """Note that the starting cycle is looked up; this happens once, even if it fails."""
-        self.begun = True
 
     def steer(self, steering: Steering) -> None:
         """Apply the user's steering; its generation becomes part of the configuration."""
@@ -235,52 +224,11 @@ class Run:
             self.recorded = cycle
         self.cycle = cycle
 
-    def join(self, earlier: Sequence[ModelMessage]) -> None:
-        """Prepend these recorded messages to all requests of the run."""
-        self.earlier = earlier
-
-    def open_turn(self, turn: int) -> None:
-        """Note that the first request of a user turn has been seen."""
-        self.opened_turn = turn
-
-    def relax(self) -> None:
-        """Give a new cycle the whole budget again, unless the provider has refused a request of this run."""
-        self.tight = self.tight if self.refused else 1.0
-
-    def learn_window(self, window: int) -> None:
-        """Note the context window that a refusal has stated."""
-        self.window = min(self.window or window, window)
-
     def tighten(self, share: float) -> None:
         """Use at most this share of the budget after a refusal, and call no model in this turn."""
         self.tight = min(1.0, share)
         self.refused = self.retried = True
         self.asked_turn = self.turn
-
-    def mark_model_asked(self, turn: int) -> None:
-        """Note that a model is called in this turn, so that it is not called again."""
-        self.asked_turn = turn
-
-    def mark_compile_requested(self, turn: int) -> None:
-        """Note that the agent asked for a compile in this turn; further requests in the turn are ignored."""
-        self.ordered_turn = turn
-
-    def prepare(self, made: Advance) -> None:
-        """Begin a cycle with this advance at the next request."""
-        self.prepared = made
-
-    def take_prepared(self) -> Advance | None:
-        """Take the advance that the agent asked for; None if there is none."""
-        made, self.prepared = self.prepared, None
-        return made
-
-    def set_failed_compile(self, row: Compile | None) -> None:
-        """Note the compile that failed in this request; None clears that of the previous request."""
-        self.failed = row
-
-    def attach(self, layers: LayerBlock) -> None:
-        """Set the layers of this run."""
-        self.layers = layers
 
     def settle(self, result: Result) -> None:
         """Update the state from the result of a request."""
@@ -303,28 +251,11 @@ class Run:
         self.cycle = replace(cycle, summary_id=summary_id)
         return self.cycle
 
-    def record_blocks(self, blocks: Blocks | None) -> None:
-        """Note that the recall blocks are recorded."""
-        self.recorded_blocks = blocks or self.recorded_blocks
-
-    def count(self) -> None:
-        """Count a request."""
-        self.requests += 1
-
-    def accept(self) -> None:
-        """Note that the current request was answered."""
-        self.retried = False
-
-
-Conversation = tuple[str | None, str]
-"""Owner and label of a conversation."""
-
 
 class Pending:
     """Background compiles in progress, at most one per conversation."""
 
     def __init__(self) -> None:
-        """Start without compiles."""
         self._all: dict[Conversation, PendingCompile] = {}
         self._reserved: set[Conversation] = set()
         self._unused: list[PendingCompile] = []
@@ -348,15 +279,15 @@ class Pending:
 
     def add(self, one: PendingCompile) -> None:
         """Add a compile; if there are too many, the oldest is cancelled."""
-        self._all[one.context.conversation] = one
+        self._all[one.context.request.conversation] = one
         while len(self._all) > PENDING:
             self._note_unused(self._all.pop(next(iter(self._all)))).cancel()
 
     def take(self, job: PendingCompile) -> bool:
         """Remove a compile; True only for the first caller."""
-        if self._all.get(job.context.conversation) is not job:
+        if self._all.get(job.context.request.conversation) is not job:
             return False
-        del self._all[job.context.conversation]
+        del self._all[job.context.request.conversation]
         return True
 
     def _note_unused(self, one: PendingCompile) -> PendingCompile:
@@ -405,12 +336,6 @@ class CompilerState:
         """State of a new compiler; nothing is opened or read."""
         counter = as_counter(arguments.counter)
         return cls(arguments=arguments, counter=counter, reader=reader_of(counter))
-
-    def settle(self, run: Run, result: Result) -> None:
-        """Update the state from the result of a request."""
-        run.settle(result)
-        if result.pairing is not None and not result.pairing.waiting:
-            self.pairing = result.pairing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -488,11 +413,6 @@ class RequestContext(Plan):
         return host.affords(tokens + self.request.overhead, answers, self.policy.model)
 
     @property
-    def conversation(self) -> Conversation:
-        """Owner and label of the conversation."""
-        return self.request.owner, self.request.session_id
-
-    @property
     def where(self) -> Where:
         """Position of this request in its conversation."""
         return Where(
@@ -535,11 +455,10 @@ class PendingCompile:
 
 def _scope(vault: str, request: Request) -> str:
     """Scope for sharing compiles: the conversation of one owner, or of one run if the owner is unknown."""
-    if not request.owner:
-        return (
-            f"{vault}/{request.scope}" if request.owner is not None else f"{vault}/{request.scope} of {request.run_id}"
-        )
-    return f"{request.owner!r} {vault}/{request.scope}"
+    scope = f"{vault}/{request.scope}"
+    if request.owner is None:
+        return f"{scope} of {request.run_id}"
+    return f"{request.owner!r} {scope}" if request.owner else scope
 
 
 async def read_history(reader: Reader, run: Run, messages: Sequence[ModelMessage]) -> History:
@@ -552,7 +471,7 @@ async def read_history(reader: Reader, run: Run, messages: Sequence[ModelMessage
             return reader.read(messages, last=run.raw)
 
     history = read() if short else await asyncio.to_thread(read)
-    run.keep_history(history)
+    run.raw = history  # the beginning that it shares with the next one is not read again
     return history
 
 

@@ -26,7 +26,7 @@ from context_compiler.record.database import Moment
 from context_compiler.record.files import BUSY_TIMEOUT_MS
 from context_compiler.record.rows import Removed
 from context_compiler.record.store import SQLStore, Store, Tenants, open_store
-from context_compiler.resilience import Breaker, Report, await_within, try_await
+from context_compiler.resilience import Breaker, Report, attempt, await_within, try_await
 
 T = TypeVar("T")
 
@@ -122,7 +122,7 @@ class StoreAccess:
 
     async def attempt_read(self, work: Callable[[], Awaitable[T]]) -> T | None:
         """Result of work that reads by `perform`; None as in `read`."""
-        return None if self.is_blank else await self._attempt(work)
+        return None if self.is_blank else await self.attempt(work, writes=False)
 
     async def perform(self, reads: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
         """Result of `reads` on the store, as one job if it is a store of this package."""
@@ -166,15 +166,11 @@ class StoreAccess:
         """Execute a write after the delayed ones, and return its result; None if it failed or was delayed."""
         late = self._late
         if late is None:
-            return await self.attempt_write(partial(work, None))
+            return await self.attempt(partial(work, None), writes=True)
         if not self._breaker.open and not self.is_waiting:
-            return await self.attempt_write(partial(self._write_in_order, late, session_id, work))
+            return await self.attempt(partial(self._write_in_order, late, session_id, work), writes=True)
         await self._delay(late, session_id, self.moment(), work)
         return None
-
-    async def attempt_write(self, work: Callable[[], Awaitable[T]]) -> T | None:
-        """Execute a write that is never delayed, and return its result; None if it failed."""
-        return await self._attempt(work, writes=True)
 
     async def _write_in_order(self, late: LateWrites, session_id: str, work: Write) -> Any:
         """Execute a write, or if others wait, put it behind them and execute them all.
@@ -210,14 +206,10 @@ class StoreAccess:
         """Delay a write, if its store can later tell whether content was deleted in the meantime."""
         if self.owner is None:
             return
-        store = (await try_await(self._opened_store())).value
-        if isinstance(store, SQLStore):
+        if isinstance(attempt(lambda: self.store).value, SQLStore):
             await late.delay((self.owner, session_id), tried, work)
         else:
             late.lost += 1
-
-    async def _opened_store(self) -> Store:
-        return self.store
 
     async def report_pause(self) -> None:
         """Report that a request is not recorded, because the record is not used for a while."""
@@ -258,22 +250,23 @@ class StoreAccess:
             waiting = f"{len(late)} {'write waits' if len(late) == 1 else 'writes wait'} for the record"
             await self._report(StoreError(f"{waiting} and may yet be lost: {error}"))
 
-    async def _attempt(self, work: Callable[[], Awaitable[T]], *, writes: bool = False) -> T | None:
-        """Result of a store operation; None if it failed, if the breaker is open, or if the owner is unknown."""
+    async def attempt(self, work: Callable[[], Awaitable[T]], *, writes: bool) -> T | None:
+        """Result of an operation that is never delayed; None if it failed, if paused, or if the owner is unknown."""
         if self._breaker.open or self.owner is None:
             return None
         return await self._in_time(partial(self._settle, work, writes))
 
     async def _in_time(self, work: Callable[[], Coroutine[Any, Any, T | None]]) -> T | None:
-        """Result of work in the seconds left of a request; None if it takes longer, or if anything else still does."""
+        """Result of work in the seconds left of a request.
+
+        None if it takes longer, and goes on behind the answer, or if anything else still does.
+        """
         left = _LEFT.get()
         if left is None or not self.is_shared:
             return await work()
-        return None if self.is_waiting else await self._within(left, work())
-
-    async def _within(self, left: list[float], work: Coroutine[Any, Any, T]) -> T | None:
-        """Result of work in the seconds left of a request; None if it takes longer, and goes on behind the answer."""
-        began, task = time.monotonic(), asyncio.get_running_loop().create_task(work)
+        if self.is_waiting:
+            return None
+        began, task = time.monotonic(), asyncio.get_running_loop().create_task(work())
         try:
             await asyncio.wait({task}, timeout=left[0])
         finally:

@@ -41,7 +41,6 @@ class Windows:
     """Windows that were learnt in this process, by address and model."""
 
     def __init__(self) -> None:
-        """Know none, and ask nobody yet."""
         self._known: Memo[Served, int] = Memo(256)
         self._asked: Memo[Served, bool] = Memo(256)
 
