@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Generic, Self, TypeAlias, TypeVar, overload
+
+T = TypeVar("T")
 
 Value: TypeAlias = str | int | float | bool
 """An attribute value. A duration is text, such as `900s`."""
@@ -159,11 +161,8 @@ class Attributed:
 
     def raw(self, name: str) -> Value | None:
         """The value as written; None if it is not set or blank."""
-        value = self.attrs.get(name)
-        if value is not None and (not isinstance(value, str) or value.strip()):
-            return value
-        for other in self.spellings(name):
-            value = self.attrs.get(other)
+        for spelling in (name, *self.spellings(name)):
+            value = self.attrs.get(spelling)
             if value is not None and (not isinstance(value, str) or value.strip()):
                 return value
         return None
@@ -190,3 +189,21 @@ class Attributed:
     def seconds(self, name: str) -> float | None:
         """The value in seconds; None if it is not set or not a duration."""
         return as_seconds(self.raw(name))
+
+
+class Attribute(Generic[T]):
+    """Member of a graph, stage or edge that reads the attribute of the same name, with a method of `Attributed`."""
+
+    def __init__(self, read: Callable[[Attributed, str], T]) -> None:
+        self.read = read
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, thing: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, thing: Attributed, owner: type) -> T: ...
+    def __get__(self, thing: Attributed | None, owner: type) -> Self | T:
+        return self if thing is None else self.read(thing, self.name)
