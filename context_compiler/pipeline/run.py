@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib import import_module
 from inspect import isawaitable
@@ -31,7 +31,7 @@ from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.handlers import build_handlers
 from context_compiler.pipeline.routing import fail_run
 from context_compiler.pipeline.stage import Unanswered, folder_name
-from context_compiler.pipeline.state import RunState, graph_hashes, initial_state, lineage_facts
+from context_compiler.pipeline.state import RunState, graph_hashes, initial_state
 from context_compiler.pipeline.stores import Event, Lost, MemoryRuns, RunInfo, RunStore
 from context_compiler.pipeline.stores.files import FileRuns, in_folder
 from context_compiler.pipeline.stores.sqlite import SQLiteRuns
@@ -126,7 +126,7 @@ async def execute(
     running = ActiveRun(graph, config, store, state)
     await running.open()
     kind = "run_resumed" if resumed else "run_initialized"
-    await running.emit(kind, run_id=state.run_id, **lineage_facts(state), next_node=state.next_node)
+    await running.emit(kind, run_id=state.run_id, **asdict(state.lineage), next_node=state.next_node)
     left = None if config.max_duration is None else max(0.0, config.max_duration - running.worked)
     timeout = asyncio.timeout(left)
     try:
@@ -479,11 +479,8 @@ def run_info(graph: Graph, state: RunState, owner: str) -> RunInfo:
         updated_at=now,
         status="running",
         next_node=state.next_node,
-        source=state.graph.source,
-        snapshot=state.graph.snapshot,
-        source_size=state.graph.source_size,
-        snapshot_size=state.graph.snapshot_size,
         owner=owner,
+        **asdict(state.graph),
     )
 
 

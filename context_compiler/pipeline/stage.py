@@ -224,8 +224,8 @@ class Traits:
 
 def traits(handler: object) -> Traits:
     """Read the traits of a handler."""
-    names: Sequence[str] = ("reads_past", "retries", "retries_failures", "keeps_time", "may_be_partial")
-    return Traits(**{name: getattr(handler, name) for name in names if isinstance(getattr(handler, name, None), bool)})
+    given = {name: getattr(handler, name, None) for name in Traits.__dataclass_fields__}
+    return Traits(**{name: value for name, value in given.items() if isinstance(value, bool)})
 
 
 def folder_name(name: str) -> str:
@@ -242,21 +242,12 @@ TRANSIENT_KEYS = (PREAMBLE, OVERRIDE, STEER)
 """Context keys that exist only while a stage runs, and are not part of checkpoints."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageInput:
-    """Everything that a stage receives from the run so far."""
-
-    fidelity: Fidelity
-    thread: str | None
-    """Key of the conversation that the stage continues or begins; None if other stages do not see its messages."""
-    context: ContextStore
-    preamble: str
-
-
 def stage_input(
     graph: Graph, state: RunState, node: Node, *, needs_preamble: bool, degrade: bool, inbox: Sequence[str] = ()
-) -> StageInput:
+) -> tuple[Fidelity, str | None, ContextStore, str]:
     """Compute the fidelity, thread, context and preamble of a stage, given the edge actually taken.
+
+    The thread is None if other stages do not see the messages of the stage.
 
     Args:
         graph: The graph.
@@ -284,7 +275,7 @@ def stage_input(
         context.set(PREAMBLE, preamble)
     if inbox:  # after the preamble, which shortens values; agent handlers pass it on in full
         context.set(STEER, "\n".join(inbox))
-    return StageInput(fidelity=fidelity, thread=thread, context=context, preamble=preamble)
+    return fidelity, thread, context, preamble
 
 
 async def run_attempts(

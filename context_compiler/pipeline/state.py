@@ -549,15 +549,6 @@ def branch_state(state: RunState, context: ContextStore, *, target: str, edge: i
     )
 
 
-def lineage_facts(state: RunState) -> dict[str, Any]:
-    """Data about an attempt for events."""
-    return {
-        "root_run_id": state.lineage.root_run_id,
-        "attempt": state.lineage.attempt,
-        "parent_run_id": state.lineage.parent_run_id,
-    }
-
-
 def _initial_context(graph: Graph, lineage: Lineage, values: Mapping[str, Any]) -> dict[str, Any]:
     """Build the initial context of an attempt from the graph, its lineage and the initial values."""
     context = ContextStore({"graph.goal": graph.goal})
