@@ -135,16 +135,13 @@ def reachability(graph: Graph) -> Iterator[Diagnostic]:
 
 def retry_target_exists(graph: Graph) -> Iterator[Diagnostic]:
     """Report retry targets that are not stages."""
-    for key in ("retry_target", "fallback_retry_target"):
-        if graph.text(key) and graph.text(key) not in graph.nodes:
-            message = f"{key} of the graph is not a stage: {graph.text(key)!r}"
-            fix = "name a stage that is declared"
-            yield diagnostic(graph, "retry_target_exists", WARNING, message, fix)
-    for node in graph.nodes.values():
-        for key, target in (("retry_target", node.retry_target), ("fallback_retry_target", node.fallback_retry_target)):
+    for thing in (graph, *graph.nodes.values()):
+        of_graph = " of the graph" if thing is graph else ""
+        for key in ("retry_target", "fallback_retry_target"):
+            target = thing.text(key)
             if target and target not in graph.nodes:
-                message = f"{key} is not a stage: {target!r}"
-                yield diagnostic(node, "retry_target_exists", WARNING, message, "name a stage that is declared")
+                message = f"{key}{of_graph} is not a stage: {target!r}"
+                yield diagnostic(thing, "retry_target_exists", WARNING, message, "name a stage that is declared")
 
 
 def dead_end(graph: Graph) -> Iterator[Diagnostic]:
@@ -191,12 +188,6 @@ def _stages_reaching(graph: Graph, targets: Collection[str]) -> set[str]:
                 reaching.add(name)
                 waiting.append(name)
     return reaching
-
-
-STRUCTURE = (
-    *(start_node, terminal_node, edge_target_exists, reachability),
-    *(start_no_incoming, exit_no_outgoing, retry_target_exists, dead_end, exit_reachable),
-)
 
 
 POLICIES = frozenset({"wait_all", "first_success", "k_of_n", "quorum", "all_success", "any_success", "ignore"})
@@ -330,34 +321,16 @@ def shape_known(graph: Graph) -> Iterator[Diagnostic]:
             yield diagnostic(node, "shape_known", INFO, message, f"use one of {', '.join(HANDLERS)}, or give a type")
 
 
-def join_policy_known(graph: Graph) -> Iterator[Diagnostic]:
-    """Report unknown join policies."""
-    yield from _check_choice(graph, "join_policy", POLICIES, ERROR)
-
-
-def error_policy_known(graph: Graph) -> Iterator[Diagnostic]:
-    """Report unknown error policies."""
-    yield from _check_choice(graph, "error_policy", ERROR_POLICIES, WARNING)
-
-
-def retry_policy_known(graph: Graph) -> Iterator[Diagnostic]:
-    """Report unknown retry policies."""
-    yield from _check_choice(graph, "retry_policy", RETRY_POLICIES, WARNING)
-
-
-def _check_choice(graph: Graph, name: str, allowed: frozenset[str], severity: Severity) -> Iterator[Diagnostic]:
-    for node in graph.nodes.values():
-        value = node.text(name)
-        if value and value not in allowed:
-            fix = f"use one of {', '.join(sorted(allowed))}"
-            yield diagnostic(node, f"{name}_known", severity, f"unknown {name} {value!r}", fix)
-
-
-CONTENT = (
-    *(condition_syntax, stylesheet_syntax, join_policy_known, error_policy_known, retry_policy_known),
-    *(fidelity_valid, value_type),
-    *(reasoning_effort_known, shape_known, attributes_known),
-)
+def policies_known(graph: Graph) -> Iterator[Diagnostic]:
+    """Report unknown policies for joins, for errors, and for retries."""
+    joins, errors, retries = (POLICIES, ERROR), (ERROR_POLICIES, WARNING), (RETRY_POLICIES, WARNING)
+    known = {"join_policy": joins, "error_policy": errors, "retry_policy": retries}
+    for name, (allowed, severity) in known.items():
+        for node in graph.nodes.values():
+            value = node.text(name)
+            if value and value not in allowed:
+                fix = f"use one of {', '.join(sorted(allowed))}"
+                yield diagnostic(node, f"{name}_known", severity, f"unknown {name} {value!r}", fix)
 
 
 def goal_gate_has_retry(graph: Graph) -> Iterator[Diagnostic]:
@@ -464,17 +437,19 @@ def default_choice_exists(graph: Graph) -> Iterator[Diagnostic]:
             yield diagnostic(node, "default_choice_exists", WARNING, message, "name the target of one of its edges")
 
 
-ADVICE = (
+Rule: TypeAlias = Callable[[Graph], Iterable[Diagnostic]]
+
+RULES: tuple[Rule, ...] = (
+    *(start_node, terminal_node, edge_target_exists, reachability),
+    *(start_no_incoming, exit_no_outgoing, retry_target_exists, dead_end, exit_reachable),
+    *(condition_syntax, stylesheet_syntax, policies_known, fidelity_valid, value_type),
+    *(reasoning_effort_known, shape_known, attributes_known),
     *(goal_gate_has_retry, prompt_on_llm_nodes, tool_command_required),
     *(tool_command_values, tool_command_used, max_retries_used),
     *(full_without_thread, thread_without_full),
     *(all_conditional_edges, condition_on_human_gate, default_choice_exists, thread_across_branches),
+    directives_known,
 )
-
-
-Rule: TypeAlias = Callable[[Graph], Iterable[Diagnostic]]
-
-RULES: tuple[Rule, ...] = (*STRUCTURE, *CONTENT, *ADVICE, directives_known)
 
 
 def type_known(graph: Graph, handlers: Collection[str] = ()) -> Iterator[Diagnostic]:
