@@ -28,7 +28,7 @@ TRUE = frozenset({"true", "yes", "on", "1"})
 FALSE = frozenset({"false", "no", "off", "0"})
 
 
-def as_text(value: Value | None) -> str:
+def as_text(value: object) -> str:
     """Convert a value to text as in DOT; None becomes the empty string."""
     if isinstance(value, bool):
         return "true" if value else "false"
