@@ -111,7 +111,6 @@ def _first(graph: Graph, names: Iterable[str]) -> str | None:
     return next((name for name in names if name in graph.nodes), None)
 
 
-UNSATISFIED = "goal gate {} unsatisfied and no retry target"
 MAX_ERRORS = 5
 """Consecutive errors of one stage after which the run fails instead of going back."""
 GOOD = frozenset(status.value for status in StageStatus if status.good)
@@ -317,7 +316,7 @@ def _unsatisfied(gate: Node, state: RunState) -> str:
     """Reason why a run fails at a goal gate that has no retry target, with the reason of the gate's own failure."""
     outcome = state.outcomes.get(gate.name)
     why = outcome.failure_reason if outcome is not None else ""
-    return f"{UNSATISFIED.format(gate.name)}: {why}".rstrip(": ")
+    return f"goal gate {gate.name} unsatisfied and no retry target: {why}".rstrip(": ")
 
 
 def _fail_repeated(state: RunState, name: str) -> RunState | None:
