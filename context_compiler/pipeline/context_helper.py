@@ -89,9 +89,7 @@ class OutputCompiler:
         """
         template = stage.node.context_helper
         messages = list(exchanges(stage)) if template else []
-        if not messages:
-            return ""
-        if stage.requests.reached:
+        if not messages or stage.requests.reached:
             return ""
         done = await try_await(self._view(template, stage, messages, model))
         view = done.value

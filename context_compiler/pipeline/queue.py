@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -418,7 +418,7 @@ class RemoteInterviewer(Interviewer):
     run_id: str
     poll: float = 1.0
     """Seconds between polls of the store."""
-    on_wait: OnWait | None = field(default=None)
+    on_wait: OnWait | None = None
 
     async def ask(self, question: Question) -> Reply:
         """Wait for the answer, which may already be stored; `AnswerValue.TIMEOUT` if the question times out.
