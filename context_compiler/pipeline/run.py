@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib import import_module
-from inspect import isawaitable
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -37,7 +36,7 @@ from context_compiler.pipeline.stores.files import FileRuns, in_folder
 from context_compiler.pipeline.stores.sqlite import SQLiteRuns
 from context_compiler.pipeline.stylesheet import PROPERTIES, StylesheetError, apply_stylesheet
 from context_compiler.pipeline.workflow import SUFFIXES, apply_directives, load_workflow
-from context_compiler.resilience import attempt, try_await
+from context_compiler.resilience import attempt, call, cancel_and_wait, try_await
 
 T = TypeVar("T")
 
@@ -112,8 +111,7 @@ async def while_owned(lost: Lost, work: Coroutine[Any, Any, T]) -> T:
             raise RunOwnedError(lost.result())
         return task.result()
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel_and_wait(task)
 
 
 async def execute(
@@ -248,7 +246,7 @@ class ActiveRun:
         await self.store.add(self.state.lineage.root_run_id, event)
         _count_ended(event)
         if self.config.on_event is not None:
-            notified = await try_await(_notify(self.config.on_event, event))
+            notified = await try_await(call(self.config.on_event, event))
             if notified.error is not None:
                 log.warning("on_event failed: %s", log_text(notified.error))
 
@@ -391,12 +389,6 @@ class ChildRun:
             finally:
                 await run.stop_children()
         await run.finish(run.state)
-
-
-async def _notify(listener: Any, event: Event) -> None:
-    done = listener(event)
-    if isawaitable(done):
-        await done
 
 
 def load_graph(pipeline: Graph | str | Path) -> Graph:

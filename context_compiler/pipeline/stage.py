@@ -7,7 +7,6 @@ cancellation of the run itself propagates.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -33,7 +32,7 @@ from context_compiler.pipeline.state import (
     parse_outcome,
 )
 from context_compiler.pipeline.threads import Session
-from context_compiler.resilience import try_await
+from context_compiler.resilience import call, try_await
 
 STATUS_FILE = "status.json"
 
@@ -327,10 +326,11 @@ def _exhaust_retries(outcome: Outcome, *, partial: bool) -> Outcome:
 async def _attempt_once(handler: HandlerLike, stage: Stage, *, limit: float | None) -> tuple[Outcome, bool]:
     """Run one attempt, and return its outcome and True if it raised a transient error."""
     stage.clear_status()
+    execute: Any = getattr(handler, "execute", handler)
     timeout = asyncio.timeout(limit)
     try:
         async with timeout:
-            tried = await try_await(_call(handler, stage))
+            tried = await try_await(call(execute, stage))
     except TimeoutError:
         if not timeout.expired():
             raise
@@ -345,12 +345,6 @@ async def _attempt_once(handler: HandlerLike, stage: Stage, *, limit: float | No
         kind = type(tried.error).__name__
         return replace(failure(f"{kind}: {tried.error}"[:EXCERPT]), error=kind), transient
     return outcome_from(tried.value, stage), False
-
-
-async def _call(handler: HandlerLike, stage: Stage) -> Any:
-    execute: Any = getattr(handler, "execute", handler)
-    answer = execute(stage)
-    return await answer if inspect.isawaitable(answer) else answer
 
 
 def outcome_from(answer: object, stage: Stage) -> Outcome:

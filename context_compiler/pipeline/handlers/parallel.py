@@ -18,7 +18,7 @@ from context_compiler.pipeline.check import POLICIES
 from context_compiler.pipeline.graph import join_stage
 from context_compiler.pipeline.stage import Stage, Unanswered
 from context_compiler.pipeline.state import STAGE_KEYS, Outcome, RunState, StageStatus, failure
-from context_compiler.resilience import try_await
+from context_compiler.resilience import cancel_and_wait, try_await
 
 DEFAULT_CONCURRENCY = 4
 """Default of `max_parallel`: the number of branches that run at the same time."""
@@ -114,9 +114,7 @@ async def _run_branches(stage: Stage, branches: Sequence[Branch], join: str, pol
             for error in unanswered:
                 raise error
     finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*tasks)
     skipped = {"status": StageStatus.SKIPPED.value, "notes": "not waited for", "score": 0}
     return [
         rows.get(branch.id) or {"branch_id": branch.id, "target_node": branch.target, **skipped} for branch in branches
