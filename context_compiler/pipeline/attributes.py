@@ -5,7 +5,6 @@ Reading never raises. A value that cannot be converted counts as not set, and va
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -183,8 +182,7 @@ class Attributed:
 
     def number(self, name: str) -> float | None:
         """The value as a number; None if it is not set or not a finite number."""
-        value = as_number(self.raw(name))
-        return value if value is not None and math.isfinite(value) else None
+        return as_number(self.raw(name))
 
     def seconds(self, name: str) -> float | None:
         """The value in seconds; None if it is not set or not a duration."""

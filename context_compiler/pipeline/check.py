@@ -210,9 +210,7 @@ EXPECTED = {
 """Descriptions of the valid values, by attribute type."""
 
 
-def _elements(
-    graph: Graph,
-) -> Iterator[tuple[Graph | Node | Edge, Mapping[str, str], Mapping[str, tuple[str, ...]]]]:
+def _elements(graph: Graph) -> Iterator[tuple[Graph | Node | Edge, Mapping[str, str], Mapping[str, tuple[str, ...]]]]:
     """The graph, its stages and its edges, each with known attributes and their other spellings."""
     yield graph, GRAPH_ATTRIBUTES, GRAPH_SPELLINGS
     for node in graph.nodes.values():

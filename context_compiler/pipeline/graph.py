@@ -226,7 +226,6 @@ class Graph(Attributed):
         object.__setattr__(self, "_incoming", _edges_by(self.edges, "target"))
 
     def __repr__(self) -> str:
-        """Name and size of the graph."""
         return f"Graph({self.name!r}, {len(self.nodes)} nodes, {len(self.edges)} edges)"
 
     def spellings(self, name: str) -> tuple[str, ...]:

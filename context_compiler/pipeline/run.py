@@ -317,7 +317,6 @@ async def _acquire_child(store: RunStore, run_id: str, owned: AsyncExitStack) ->
 
 
 def _child_store(store: RunStore, run_id: str) -> RunStore:
-    """The store of a child of a run in `store`."""
     return store.below(run_id) if isinstance(store, FileRuns) else store
 
 

@@ -392,7 +392,6 @@ def _fold_name(name: str) -> str:
 def _directive_findings(
     directive: Directive, path: str | None, *, is_known: bool, values: Mapping[str, str], names: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Yield the findings about a directive."""
     if not is_known:
         close = get_close_matches(_fold_name(directive.name), names, n=1, cutoff=0.6)
         near = names[close[0]] if close else None

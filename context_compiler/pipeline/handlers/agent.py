@@ -145,12 +145,7 @@ class AgentHandler:
         updates = {key: value for key, value in outcome.context_updates.items() if not key.startswith(RESERVED)}
         refused = ", ".join(sorted(outcome.context_updates.keys() - updates.keys()))[:MAX_RESPONSE_EXCERPT]
         notes = (outcome.notes or text[:EXCERPT]) + (f"\n(not an agent's to set: {refused})" if refused else "")
-        return replace(
-            outcome,
-            notes=notes,
-            tools=outcome.tools or tuple(tools),
-            context_updates={**kept, **updates},
-        )
+        return replace(outcome, notes=notes, tools=outcome.tools or tuple(tools), context_updates={**kept, **updates})
 
 
 def _steer_text(stage: Stage) -> str:
@@ -167,12 +162,8 @@ def _to_outcome(output: object) -> Outcome:
         output = output.model_dump(mode="json")
     if isinstance(output, str):
         return find_outcome(output) or Outcome()
-    if isinstance(output, Mapping):
-        document = cast("Mapping[str, Any]", output)
-        return (
-            parse_outcome(document) if isinstance(document.get("outcome", document.get("status")), str) else Outcome()
-        )
-    return Outcome()
+    document: Mapping[str, Any] = cast("Mapping[str, Any]", output) if isinstance(output, Mapping) else {}
+    return parse_outcome(document) if isinstance(document.get("outcome", document.get("status")), str) else Outcome()
 
 
 def _to_text(output: object) -> str:

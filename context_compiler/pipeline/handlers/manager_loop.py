@@ -142,8 +142,8 @@ async def _observe(stage: Stage, child: Child | None) -> None:
 
 def _status(child: Child) -> str:
     """Status of a child as its parent sees it: completed, failed, running, or stopped."""
-    if child.state.status in ("success", "fail"):
-        return "completed" if child.state.status == "success" else "failed"
+    if child.state.ended:
+        return "completed" if child.state.ok else "failed"
     return "running" if child.running else "stopped"
 
 
