@@ -29,7 +29,7 @@ from context_compiler.pipeline.engine import Engine, EngineIO
 from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.handlers import build_handlers
 from context_compiler.pipeline.routing import fail_run
-from context_compiler.pipeline.stage import Unanswered, folder_name
+from context_compiler.pipeline.stage import Child, Unanswered, folder_name
 from context_compiler.pipeline.state import RunState, graph_hashes, initial_state
 from context_compiler.pipeline.stores import Event, Lost, MemoryRuns, RunInfo, RunStore
 from context_compiler.pipeline.stores.files import FileRuns, in_folder
@@ -193,7 +193,7 @@ class ActiveRun:
         )
         self.engine = Engine(graph, io)
         self._sequence, self._began, self._worked = 0, config.clock(), 0.0
-        self._running: set[ChildRun] = set()
+        self._running: set[Child] = set()
 
     async def open(self) -> None:
         """Create the folder for files, and take over event number, time and requests from the events stored so far."""
@@ -257,7 +257,7 @@ class ActiveRun:
         facts |= {"duration": self._duration, "worked": self.worked, "artifact_count": self.engine.artifact_count}
         await self.emit("run_finalized", run_id=state.run_id, **facts)
 
-    async def start(self, graph: Graph, run_id: str) -> ChildRun:
+    async def start(self, graph: Graph, run_id: str) -> Child:
         """Start a graph as a child of this run, or resume that child.
 
         Raises:
@@ -282,10 +282,28 @@ class ActiveRun:
             elif config.resume_threads == "degrade":
                 state = replace(saved, threads={}, resumed=True)
             active = ActiveRun(prepared, config, store, state, requests=self.requests, depth=self._depth + 1)
-            child = ChildRun(active, owned.pop_all(), lost)
+            kept = owned.pop_all()
+            child = Child(active.run_as_child(kept, lost), kept, lambda: active.state, active.engine.inbox.append)
         self._running.add(child)
         child.task.add_done_callback(lambda _: self._running.discard(child))
         return child
+
+    async def run_as_child(self, owned: AsyncExitStack, lost: Lost) -> None:
+        """Execute the run while it is owned; an error becomes a failure of the run, for its parent stage to see."""
+        async with owned:
+            done = await try_await(while_owned(lost, self._run_to_end()))
+            if done.error is not None:
+                log.warning("%s failed: %s", self.state.run_id, log_text(done.error))
+                self.state = fail_run(self.state, f"{done.error}")
+
+    async def _run_to_end(self) -> None:
+        await self.open()
+        if not self.state.ended:
+            try:
+                await self.engine.run(self.state)
+            finally:
+                await self.stop_children()
+        await self.finish(self.state)
 
     async def stop_children(self) -> None:
         """Stop the children that are still running."""
@@ -328,66 +346,6 @@ def _count_ended(event: Event) -> None:
         status = {"status": str(event.data.get("status"))}
         _STAGES.add(1, status)
         _STAGE_TIME.record(float(event.data.get("duration", 0.0)), status)
-
-
-class ChildRun:
-    """A child run, started by a stage of another run."""
-
-    def __init__(self, run: ActiveRun, owned: AsyncExitStack, lost: Lost) -> None:
-        """`owned` releases the ownership of the run when it is closed."""
-        self._run, self._owned, self._lost = run, owned, lost
-        self.task = asyncio.create_task(self._run_to_end())
-
-    @property
-    def state(self) -> RunState:
-        """The last saved state."""
-        return self._run.state
-
-    @property
-    def running(self) -> bool:
-        """True while the child runs."""
-        return not self.task.done()
-
-    def steer(self, message: str) -> None:
-        """Leave a message for the child's next stage."""
-        self._run.engine.inbox.append(message)
-
-    async def wait(self, sleeping: asyncio.Future[None]) -> None:
-        """Wait until the child has ended or `sleeping` is done."""
-        await asyncio.wait({self.task, sleeping}, return_when=asyncio.FIRST_COMPLETED)
-
-    def raise_if_unanswered(self) -> None:
-        """Raise `Unanswered` if the child has stopped because nobody can be asked."""
-        if self.task.done() and not self.task.cancelled() and isinstance(error := self.task.exception(), Unanswered):
-            raise error
-
-    async def stop(self) -> None:
-        """Stop the child, whose last checkpoint remains. If it has ended, wait until it has released its lease."""
-        if not self.state.ended and not self.task.cancelling():
-            self.task.cancel()
-        await asyncio.wait({self.task})  # unlike `gather`, does not pass a cancellation on to the task
-        if not self.task.cancelled():
-            self.task.exception()
-        await self._owned.aclose()  # a task cancelled before its first step has not released it
-
-    async def _run_to_end(self) -> None:
-        """Execute the child while it is owned; an error becomes a failure of the child, for the stage to see."""
-        run = self._run
-        async with self._owned:
-            done = await try_await(while_owned(self._lost, self._execute()))
-            if done.error is not None:
-                log.warning("%s failed: %s", run.state.run_id, log_text(done.error))
-                run.state = fail_run(run.state, f"{done.error}")
-
-    async def _execute(self) -> None:
-        run = self._run
-        await run.open()
-        if not run.state.ended:
-            try:
-                await run.engine.run(run.state)
-            finally:
-                await run.stop_children()
-        await run.finish(run.state)
 
 
 def load_graph(pipeline: Graph | str | Path) -> Graph:

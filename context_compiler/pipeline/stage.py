@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -49,34 +49,54 @@ class Unanswered(BaseException):
     """
 
 
-class Child(Protocol):
+class Child:
     """A pipeline that a stage has started."""
+
+    def __init__(
+        self,
+        work: Coroutine[Any, Any, None],
+        owned: AsyncExitStack,
+        state: Callable[[], RunState],
+        steer: Callable[[str], None],
+    ) -> None:
+        """Begin the work.
+
+        Args:
+            work: Executes the child to its end.
+            owned: Releases the ownership of the child when it is closed.
+            state: Returns the last saved state.
+            steer: Leaves a message for the child's next stage, which gets it as `steer.message` in its context.
+        """
+        self._owned, self._state, self.steer = owned, state, steer
+        self.task = asyncio.create_task(work)
 
     @property
     def state(self) -> RunState:
         """The last saved state."""
-        ...
+        return self._state()
 
     @property
     def running(self) -> bool:
         """True while the child runs."""
-        ...
-
-    def steer(self, message: str) -> None:
-        """Leave a message for the child's next stage, which gets it as `steer.message` in its context."""
-        ...
+        return not self.task.done()
 
     async def wait(self, sleeping: asyncio.Future[None]) -> None:
         """Wait until the child has ended or `sleeping` is done."""
-        ...
+        await asyncio.wait({self.task, sleeping}, return_when=asyncio.FIRST_COMPLETED)
 
     def raise_if_unanswered(self) -> None:
         """Raise `Unanswered` if the child has stopped because nobody can be asked."""
-        ...
+        if self.task.done() and not self.task.cancelled() and isinstance(error := self.task.exception(), Unanswered):
+            raise error
 
     async def stop(self) -> None:
-        """Stop the child; its last checkpoint remains."""
-        ...
+        """Stop the child, whose last checkpoint remains. If it has ended, wait until it has released its lease."""
+        if not self.state.ended and not self.task.cancelling():
+            self.task.cancel()
+        await asyncio.wait({self.task})  # unlike `gather`, does not pass a cancellation on to the task
+        if not self.task.cancelled():
+            self.task.exception()
+        await self._owned.aclose()  # a task cancelled before its first step has not released it
 
 
 RunBranch: TypeAlias = Callable[[str, int, str, str], Awaitable[RunState]]
