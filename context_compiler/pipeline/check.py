@@ -45,8 +45,7 @@ def start_node(graph: Graph) -> Iterator[Diagnostic]:
     """Report a missing start, and every start beyond the first."""
     starts = graph.starts
     if not starts:
-        fix = "add one: start [shape=Mdiamond]"
-        yield diagnostic(graph, "start_node", ERROR, "there is no start stage", fix)
+        yield diagnostic(graph, "start_node", ERROR, "there is no start stage", "add one: start [shape=Mdiamond]")
     for node in starts[1:]:
         yield diagnostic(node, "start_node", ERROR, f"{starts[0].name!r} is already the start", "keep one start")
 
@@ -55,8 +54,7 @@ def terminal_node(graph: Graph) -> Iterator[Diagnostic]:
     """Report a missing exit, and every exit beyond the first."""
     exits = graph.exits
     if not exits:
-        fix = "add one: done [shape=Msquare]"
-        yield diagnostic(graph, "terminal_node", ERROR, "there is no exit stage", fix)
+        yield diagnostic(graph, "terminal_node", ERROR, "there is no exit stage", "add one: done [shape=Msquare]")
     for node in exits[1:]:
         yield diagnostic(node, "terminal_node", ERROR, f"{exits[0].name!r} is already the exit", "keep one exit")
 
@@ -301,8 +299,7 @@ def stylesheet_syntax(graph: Graph) -> Iterator[Diagnostic]:
         rules = parse_stylesheet(graph.model_stylesheet)
     except StylesheetError as error:
         message = f"model_stylesheet, character {error.at + 1}: {error.message}"
-        fix = "write selector { llm_model: name; }"
-        yield diagnostic(graph, "stylesheet_syntax", ERROR, message, fix)
+        yield diagnostic(graph, "stylesheet_syntax", ERROR, message, "write selector { llm_model: name; }")
         return
     for rule in rules:
         for name in rule.properties:

@@ -207,8 +207,7 @@ class Engine:
         visit = state.visits.get(node.name, 0) + 1
 
         async def emit(kind: str, **facts: Any) -> None:
-            facts = {"branch": self.branch_id, **facts}
-            await self.io.emit(kind, run_id=state.run_id, node=node.name, **facts)
+            await self.io.emit(kind, run_id=state.run_id, node=node.name, **{"branch": self.branch_id, **facts})
 
         async def start(graph: Graph, run_id: str) -> Child:
             child = await self.io.start(graph, run_id)

@@ -271,8 +271,7 @@ class RunQueue:
             "free": question.type is QuestionType.FREEFORM or not question.options,
             "choices": [[option.key, option.label, option.target] for option in question.options],
         }
-        limit = question.timeout_seconds
-        put = Statement(_ASK, (run_id, key, json.dumps(body), limit))
+        put = Statement(_ASK, (run_id, key, json.dumps(body), question.timeout_seconds))
         _, ((answer, late),) = await self.runs.database.transact(put, Statement(_REPLY, (run_id, key)))
         if answer is not None:
             return parse_reply(question, str(answer))

@@ -64,8 +64,7 @@ async def continue_run(
         raise PipelineError(f"resume run_id mismatch: {config.run_id!r} is not {state.lineage.root_run_id!r}")
     if state.ended:
         return state
-    graph = await _load_graph(store, state, pipeline)
-    prepared = prepare(graph, config)
+    prepared = prepare(await _load_graph(store, state, pipeline), config)
     return await execute(prepared, config, store, resume_state(prepared, state, config), resumed=True)
 
 
@@ -82,8 +81,7 @@ def _locate(run: str | Path, config: RunConfig) -> tuple[RunStore, str, RunConfi
     if attempt((folder / FILE).is_file).value:  # `is_file` raises if an id is too long for a path
         state = read_checkpoint(folder)
         if state is not None and config.runs is None:
-            root = state.lineage.root_run_id
-            return in_folder(folder), root, replace(config, logs_root=folder)
+            return in_folder(folder), state.lineage.root_run_id, replace(config, logs_root=folder)
         if state is not None:
             return open_runs(config), state.lineage.root_run_id, config
     if isinstance(run, Path) and config.runs is None:

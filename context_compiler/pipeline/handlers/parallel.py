@@ -93,8 +93,7 @@ async def _run_branches(stage: Stage, branches: Sequence[Branch], join: str, pol
     Raises:
         Unanswered: a branch that is needed has stopped because nobody can be asked. The others have ended.
     """
-    most = stage.node.whole("max_parallel") or DEFAULT_CONCURRENCY
-    places = asyncio.Semaphore(max(1, most))
+    places = asyncio.Semaphore(max(1, stage.node.whole("max_parallel") or DEFAULT_CONCURRENCY))
     tasks = {asyncio.create_task(_run_branch(stage, branch, join, places)): branch for branch in branches}
     fast = stage.node.text("error_policy") == "fail_fast"
     rows: dict[str, dict[str, Any]] = {}
