@@ -74,10 +74,8 @@ READERS = MappingProxyType(
 GRAPH_ATTRIBUTES = MappingProxyType(
     {
         **dict.fromkeys(("goal", "label", "model_stylesheet", "retry_target", "fallback_retry_target"), "text"),
-        **dict.fromkeys(
-            ("default_fidelity", "default_thread_id", "stack.child_dotfile", "stack.child_workdir"), "text"
-        ),
-        **dict.fromkeys(("tool_hooks.pre", "tool_hooks.post"), "text"),
+        **dict.fromkeys(("default_fidelity", "default_thread_id", "stack.child_dotfile"), "text"),
+        **dict.fromkeys(("stack.child_workdir", "tool_hooks.pre", "tool_hooks.post"), "text"),
         **dict.fromkeys(("llm_model", "llm_provider", "reasoning_effort"), "text"),
         "default_max_retries": "whole",
         "strict_failure_edges": "flag",
@@ -89,11 +87,10 @@ NODE_ATTRIBUTES = MappingProxyType(
     {
         **dict.fromkeys(("label", "shape", "type", "prompt", "retry_target", "fallback_retry_target"), "text"),
         **dict.fromkeys(("fidelity", "thread_id", "class", "llm_model", "llm_provider", "reasoning_effort"), "text"),
-        **dict.fromkeys(
-            ("tool_command", "context_helper", "human.default_choice", "join_policy", "error_policy"), "text"
-        ),
-        **dict.fromkeys(("tool_hooks.pre", "tool_hooks.post", "stack.child_dotfile", "stack.child_workdir"), "text"),
-        **dict.fromkeys(("manager.stop_condition", "manager.actions", "retry_policy", "workdir"), "text"),
+        **dict.fromkeys(("tool_command", "context_helper", "human.default_choice", "join_policy"), "text"),
+        **dict.fromkeys(("error_policy", "tool_hooks.pre", "tool_hooks.post", "stack.child_dotfile"), "text"),
+        **dict.fromkeys(("stack.child_workdir", "manager.stop_condition", "manager.actions"), "text"),
+        **dict.fromkeys(("retry_policy", "workdir"), "text"),
         **dict.fromkeys(("goal_gate", "auto_status", "allow_partial", "stack.child_autostart"), "flag"),
         **dict.fromkeys(("max_retries", "max_parallel", "k", "min_success", "quorum_count"), "whole"),
         **dict.fromkeys(("manager.max_cycles", "max_visits"), "whole"),

@@ -33,6 +33,7 @@ from context_compiler.pipeline.graph import (
     Node,
     Severity,
     diagnostic,
+    reachable,
 )
 from context_compiler.pipeline.stylesheet import EFFORTS, PROPERTIES, StylesheetError, parse_stylesheet
 from context_compiler.pipeline.thread_rules import full_without_thread, thread_across_branches, thread_without_full
@@ -179,13 +180,7 @@ def _stages_reaching(graph: Graph, targets: Collection[str]) -> set[str]:
         whole = (graph.text("retry_target"), graph.text("fallback_retry_target")) if node.goal_gate else ()
         for target in (node.retry_target, node.fallback_retry_target, *whole):
             before.setdefault(target, []).append(node.name)
-    reaching, waiting = set(targets), [*targets]
-    while waiting:
-        for name in before.get(waiting.pop(), ()):
-            if name not in reaching:
-                reaching.add(name)
-                waiting.append(name)
-    return reaching
+    return set(reachable(targets, lambda name: before.get(name, ())))
 
 
 POLICIES = frozenset({"wait_all", "first_success", "k_of_n", "quorum", "all_success", "any_success", "ignore"})

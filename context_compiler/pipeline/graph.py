@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from context_compiler.pipeline.attributes import GRAPH_SPELLINGS, NODE_SPELLINGS, Attribute, Attributed, as_flag
+
+T = TypeVar("T")
 
 
 class Severity(StrEnum):
@@ -335,22 +337,16 @@ def shared_stages(graph: Graph, index: int, stop: str) -> frozenset[str]:
         index: Index of the edge in the graph's edges.
         stop: The stage where the branches join.
     """
+
+    def targets(edges: Iterable[Edge]) -> list[str]:
+        return [edge.target for edge in edges if edge.target != stop]
+
+    def stages(edges: Iterable[Edge]) -> set[str]:
+        return set(reachable(targets(edges), lambda name: targets(graph.outgoing(name))))
+
     edge = graph.edges[index]
     others = [other for other in graph.outgoing(edge.source) if other is not edge]
-    mine = _stages_before(graph, [edge.target], stop)
-    return frozenset(mine & _stages_before(graph, [other.target for other in others], stop))
-
-
-def _stages_before(graph: Graph, starts: Sequence[str], stop: str) -> set[str]:
-    """Return the stages reachable from `starts` without passing through `stop`."""
-    stages = {name for name in starts if name != stop}
-    waiting = list(stages)
-    while waiting:
-        for edge in graph.outgoing(waiting.pop()):
-            if edge.target != stop and edge.target not in stages:
-                stages.add(edge.target)
-                waiting.append(edge.target)
-    return stages
+    return frozenset(stages([edge]) & stages(others))
 
 
 def distances(graph: Graph, start: str, *, without: str = "") -> dict[str, int]:
@@ -358,13 +354,22 @@ def distances(graph: Graph, start: str, *, without: str = "") -> dict[str, int]:
 
     Paths do not continue beyond a stage with the handler `without`.
     """
-    distance = {start: 0}
-    waiting = deque([start])
-    while waiting:
-        name = waiting.popleft()
+
+    def onward(name: str) -> list[str]:
         node = graph.nodes.get(name)
-        for edge in () if node is None or node.handler == without else graph.outgoing(name):
-            if edge.target not in distance:
-                distance[edge.target] = distance[name] + 1
-                waiting.append(edge.target)
+        return [] if node is None or node.handler == without else [edge.target for edge in graph.outgoing(name)]
+
+    return reachable([start], onward)
+
+
+def reachable(starts: Iterable[T], onward: Callable[[T], Iterable[T]]) -> dict[T, int]:
+    """Return everything that `onward`, which takes one step, leads to from `starts`, with its distance in steps."""
+    distance = dict.fromkeys(starts, 0)
+    waiting = deque(distance)
+    while waiting:
+        here = waiting.popleft()
+        for there in onward(here):
+            if there not in distance:
+                distance[there] = distance[here] + 1
+                waiting.append(there)
     return distance

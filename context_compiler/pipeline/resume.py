@@ -109,10 +109,8 @@ async def _load_graph(store: RunStore, state: RunState, pipeline: Graph | str | 
     return graph
 
 
-@lru_cache(maxsize=32)
-def _parse(text: str, path: str | None) -> Graph:
-    """Parse DOT text; cached, because the runs of a worker often share a graph."""
-    return parse_dot(text, path=path)
+_parse = lru_cache(maxsize=32)(parse_dot)
+"""Parses DOT text; cached, because the runs of a worker often share a graph."""
 
 
 def resume_state(graph: Graph, state: RunState, config: RunConfig) -> RunState:

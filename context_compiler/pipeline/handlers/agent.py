@@ -198,7 +198,6 @@ log = logging.getLogger("context_compiler.pipeline")
 
 SECONDS = 60.0
 """Time limit of a hook in seconds. A hook that takes longer fails."""
-HOOKS = ("pre", "post")
 
 
 @dataclass
@@ -324,7 +323,8 @@ class ToolHooks(AbstractCapability[Any]):
 
 def hooks_of(stage: Stage) -> ToolHooks | None:
     """Return the hooks of a stage; None if it has none."""
-    pre, post = (stage.node.text(f"tool_hooks.{name}") or stage.graph.text(f"tool_hooks.{name}") for name in HOOKS)
+    names = ("tool_hooks.pre", "tool_hooks.post")
+    pre, post = (stage.node.text(name) or stage.graph.text(name) for name in names)
     return ToolHooks(stage=stage, pre=pre, post=post) if pre or post else None
 
 
