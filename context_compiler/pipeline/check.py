@@ -281,9 +281,8 @@ def condition_syntax(graph: Graph) -> Iterator[Diagnostic]:
             yield diagnostic(edge, "condition_syntax", ERROR, message, "write key=value && key!=value")
             continue
         for warning in condition.warnings:
-            yield diagnostic(
-                edge, "condition_operator", WARNING, f"condition {edge.condition[:80]!r}: {warning}", "write ="
-            )
+            message = f"condition {edge.condition[:80]!r}: {warning}"
+            yield diagnostic(edge, "condition_operator", WARNING, message, "write =")
 
 
 def stylesheet_syntax(graph: Graph) -> Iterator[Diagnostic]:

@@ -94,10 +94,8 @@ class OutputCompiler:
         done = await try_await(self._view(template, stage, messages, model))
         view = done.value
         if view is None:
-            reason = log_text(done.error) if done.error else "no view"
-            log.warning(
-                "%s: @context-helper %s failed, the stage runs as written: %s", stage.node.name, template, reason
-            )
+            why = log_text(done.error) if done.error else "no view"
+            log.warning("%s: @context-helper %s failed, the stage runs as written: %s", stage.node.name, template, why)
         text = view_text(view) if view is not None and view.status in USED else ""
         spent = _spent(view)
         stage.requests.add(spent)

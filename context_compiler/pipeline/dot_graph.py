@@ -203,9 +203,8 @@ class Leniencies:
 
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """Return one warning per kind, in the order of the source."""
-        return tuple(
-            self._warning(rule, *noted) for rule, noted in sorted(self._found.items(), key=lambda entry: entry[1])
-        )
+        found = sorted(self._found.items(), key=lambda entry: entry[1])
+        return tuple(self._warning(rule, *noted) for rule, noted in found)
 
     def _warning(self, rule: str, first: int, times: int) -> Diagnostic:
         message, fix = TOLERATED[rule]
@@ -502,9 +501,7 @@ _STATEMENTS = {"defaults": _Reader._add_defaults, "node": _Reader._add_node, "ed
 
 def _inside(tree: Tree[Token]) -> Sequence[Token | Tree[Token]]:
     """Statements between the braces of a graph or subgraph."""
-    first = next(
-        index for index, child in enumerate(tree.children) if isinstance(child, Token) and child.type == "OPEN"
-    )
+    first = next(index for index, part in enumerate(tree.children) if isinstance(part, Token) and part.type == "OPEN")
     return tree.children[first + 1 : -1]
 
 

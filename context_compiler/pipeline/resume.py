@@ -98,9 +98,8 @@ async def _load_graph(store: RunStore, state: RunState, pipeline: Graph | str | 
         for hash in (state.graph.source, state.graph.snapshot):
             text = text or (await store.content(hash) if hash else None)
         if text is None:
-            raise PipelineError(
-                f"run {state.run_id!r} was saved without its graph; give the graph, or the store that contains it"
-            )
+            what = f"run {state.run_id!r} was saved without its graph"
+            raise PipelineError(f"{what}; give the graph, or the store that contains it")
         path = state.context.get(GRAPH_PATH)
         graph = _parse(text, path if isinstance(path, str) else None)
     if graph_hashes(graph).snapshot != state.graph.snapshot:

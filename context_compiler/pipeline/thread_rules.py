@@ -62,9 +62,7 @@ def _stages_first_in(graph: Graph, users: Collection[str]) -> set[str]:
 def thread_without_full(graph: Graph) -> Iterator[Diagnostic]:
     """Report threads that have no effect because the stage does not run at `full`."""
     for node in graph.nodes.values():
-        modes = {_edge_fidelity(edge, node, graph) for edge in graph.incoming(node.name)} or {
-            _edge_fidelity(None, node, graph)
-        }
+        modes = {_edge_fidelity(edge, node, graph) for edge in graph.incoming(node.name) or (None,)}
         if node.thread_id and "full" not in modes:
             message = f"thread_id {node.thread_id!r} has no effect: the stage always starts a new conversation"
             yield diagnostic(node, "thread_without_full", WARNING, message, "set fidelity=full, or leave thread_id out")

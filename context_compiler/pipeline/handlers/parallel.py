@@ -207,8 +207,7 @@ def required_successes(policy: str, count: int, stage: Stage) -> int:
 
 
 def _failure_reason(policy: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    reasons = [
-        f"{row['branch_id']}: {row.get('failure_reason') or 'failed'}" for row in rows if row["status"] == "fail"
-    ]
     summary = "no branch succeeded" if policy == "wait_all" else f"{policy} is not met"
+    failed = [row for row in rows if row["status"] == "fail"]
+    reasons = [f"{row['branch_id']}: {row.get('failure_reason') or 'failed'}" for row in failed]
     return "; ".join((summary, *reasons))[:2_000]
