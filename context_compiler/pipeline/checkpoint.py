@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, cast
 from uuid import uuid4
 
 from context_compiler.errors import CheckpointError, PipelineError
-from context_compiler.pipeline.artifacts import write_atomically
+from context_compiler.pipeline.artifacts import os_errors, write_atomically
 from context_compiler.pipeline.state import SCHEMA_VERSION, Hashes, Lineage, Outcome, RunState, Thread, parse_outcome
 
 FILE, STEPS = "checkpoint.json", "steps"
@@ -209,14 +209,11 @@ class CheckpointFolder:
             PipelineError: the state could not be written.
         """
         former, self._saved = self._saved, None  # unknown until this save has succeeded
-        try:
+        with os_errors(self.folder / FILE, "the previous checkpoint is intact"):
             if former is None or self._size <= SMALL or self._appended > self._size:
                 self._write(state)
             else:
                 self._append(former, state)
-        except OSError as error:
-            path = self.folder / FILE
-            raise PipelineError(f"{path}: {error.strerror or error}; the previous checkpoint is intact") from error
         self._saved = state
 
     def _write(self, state: RunState) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from context_compiler.errors import PipelineError
 from context_compiler.fidelity import Fidelity, fidelity_on_resume, resolve_fidelity, resolve_thread_id
-from context_compiler.pipeline.artifacts import ArtifactStore, artifact_id, write_atomically
+from context_compiler.pipeline.artifacts import ArtifactStore, artifact_id, os_errors, write_atomically
 from context_compiler.pipeline.config import RequestMeter, RunConfig, max_attempts, stage_backoff
 from context_compiler.pipeline.graph import Graph, Node
 from context_compiler.pipeline.preamble import build_fidelity_preamble
@@ -166,10 +166,8 @@ class Stage:
         if self.folder is None:
             return
         path = self.folder / name
-        try:
+        with os_errors(path, "make room, or free it"):
             write_atomically(path, text.encode("utf-8", "surrogatepass"))
-        except OSError as error:
-            raise PipelineError(f"{path}: {error.strerror or error}; make room, or free it") from error
 
     def environment(self) -> dict[str, str]:
         """Environment variables for commands of the stage: `STAGE_KEY` and, if it has a folder, `STAGE_FOLDER`."""
@@ -193,12 +191,8 @@ class Stage:
         if self.folder is None:
             return
         path = self.folder / STATUS_FILE
-        try:
+        with os_errors(path, "the stage needs this path for its status"):
             path.unlink(missing_ok=True)
-        except OSError as error:
-            raise PipelineError(
-                f"{path}: {error.strerror or error}; the stage needs this path for its status"
-            ) from error
 
     def keep(self, name: str, data: Any) -> str:
         """Store data as an artifact and return its reference.
