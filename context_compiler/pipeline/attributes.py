@@ -193,12 +193,12 @@ class Attribute(Generic[T]):
         self.read = read
         self.name = ""
 
-    def __set_name__(self, owner: type, name: str) -> None:
+    def __set_name__(self, owner: type[object], name: str) -> None:
         self.name = name
 
     @overload
-    def __get__(self, thing: None, owner: type) -> Self: ...
+    def __get__(self, thing: None, owner: type[object]) -> Self: ...
     @overload
-    def __get__(self, thing: Attributed, owner: type) -> T: ...
-    def __get__(self, thing: Attributed | None, owner: type) -> Self | T:
+    def __get__(self, thing: Attributed, owner: type[object]) -> T: ...
+    def __get__(self, thing: Attributed | None, owner: type[object]) -> Self | T:
         return self if thing is None else self.read(thing, self.name)
