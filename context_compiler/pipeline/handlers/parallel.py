@@ -132,13 +132,9 @@ async def _run_branch(stage: Stage, branch: Branch, join: str, places: asyncio.S
             row |= {"status": "fail", "score": 0, "notes": "", "failure_reason": f"{ran.error}"}
         else:
             row |= _branch_row(stage, branch, before, ran.value)
-        outcome = {
-            "branch": branch.id,
-            "index": branch.edge,
-            "success": succeeded(row),
-            "duration": stage.config.clock() - started,
-        }
-        await stage.emit("parallel_branch_completed", **outcome)
+        duration = stage.config.clock() - started
+        facts = {"branch": branch.id, "index": branch.edge, "success": succeeded(row), "duration": duration}
+        await stage.emit("parallel_branch_completed", **facts)
         return row
 
 
