@@ -84,8 +84,7 @@ def edge_target_exists(graph: Graph) -> Iterator[Diagnostic]:
         for name in dict.fromkeys((edge.source, edge.target)):
             node = graph.nodes.get(name)
             if node is None:
-                fix = "declare it"
-                yield diagnostic(edge, "edge_target_exists", ERROR, f"there is no stage {name!r}", fix)
+                yield diagnostic(edge, "edge_target_exists", ERROR, f"there is no stage {name!r}", "declare it")
             elif node.implied and name not in seen:
                 seen.add(name)
                 near = _near_name(name, declared) if len(seen) <= MAX_SUGGESTIONS else ""

@@ -39,10 +39,8 @@ RETRIES = "internal.retry_count."
 """Prefix of the context keys that contain the retries of a stage."""
 
 _HIDDEN = frozenset(
-    {
-        *("current_node", "preamble", "fidelity_preamble", "outcome", "preferred_label", "run_id", "node_outcomes"),
-        *("completed_nodes", "thread_key", "fidelity", "internal", "graph", "node_retries"),
-    }
+    "current_node preamble fidelity_preamble outcome preferred_label run_id node_outcomes completed_nodes thread_key "
+    "fidelity internal graph node_retries".split()
 )
 """Context keys that are not shown, because they are for bookkeeping."""
 
