@@ -66,6 +66,19 @@ async def try_await(work: Awaitable[T]) -> Attempt[T]:
         return Attempt(error=error)
 
 
+async def call(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a plain or async function, and return its result."""
+    result = function(*args)
+    return await result if isawaitable(result) else result
+
+
+async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def await_within(seconds: float, work: Awaitable[T], late: Exception) -> T:
     """Await `work`; after `seconds`, cancel it and raise `late`."""
     limit = asyncio.timeout(seconds)

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from context_compiler.pipeline.run import open_runs, run_pipeline
     from context_compiler.pipeline.stage import Handler, Stage, traits
     from context_compiler.pipeline.state import ContextStore, Outcome, RunResult, RunState, StageStatus
-    from context_compiler.pipeline.stores import Event, MemoryRuns, RunInfo, RunStore, prune_runs
+    from context_compiler.pipeline.stores import Event, MemoryRuns, RunInfo, RunStore
     from context_compiler.pipeline.stores.files import FileRuns, in_folder
     from context_compiler.pipeline.stores.postgres import PostgresRuns
     from context_compiler.pipeline.stores.sql import SQLRuns
-    from context_compiler.pipeline.stores.sqlite import SQLiteRuns
+    from context_compiler.pipeline.stores.sqlite import SQLiteRuns, prune_runs
     from context_compiler.pipeline.stylesheet import StylesheetError, apply_stylesheet, parse_stylesheet
     from context_compiler.pipeline.threads import Session
     from context_compiler.pipeline.worker import Worker
@@ -133,16 +133,8 @@ _HOMES = {
     "pipeline.handlers": ("build_handlers",),
     "pipeline.handlers.agent": ("Verdict",),
     "pipeline.interviewers": (
-        "AnswerValue",
-        "AutoApprove",
-        "CallbackInterviewer",
-        "ConsoleInterviewer",
-        "Interviewer",
-        "Option",
-        "Question",
-        "QueueInterviewer",
-        "RecordingInterviewer",
-        "Reply",
+        *("AnswerValue", "AutoApprove", "CallbackInterviewer", "ConsoleInterviewer", "Interviewer"),
+        *("Option", "Question", "QueueInterviewer", "RecordingInterviewer", "Reply"),
     ),
     "pipeline.queue": ("PendingQuestion", "RemoteInterviewer", "RunQueue", "Submission"),
     "pipeline.routing": ("select_edge",),
@@ -150,11 +142,11 @@ _HOMES = {
     "pipeline.run": ("open_runs", "run_pipeline"),
     "pipeline.stage": ("Handler", "Stage", "traits"),
     "pipeline.state": ("ContextStore", "Outcome", "RunResult", "RunState", "StageStatus"),
-    "pipeline.stores": ("Event", "MemoryRuns", "RunInfo", "RunStore", "prune_runs"),
+    "pipeline.stores": ("Event", "MemoryRuns", "RunInfo", "RunStore"),
     "pipeline.stores.files": ("FileRuns", "in_folder"),
     "pipeline.stores.postgres": ("PostgresRuns",),
     "pipeline.stores.sql": ("SQLRuns",),
-    "pipeline.stores.sqlite": ("SQLiteRuns",),
+    "pipeline.stores.sqlite": ("SQLiteRuns", "prune_runs"),
     "pipeline.stylesheet": ("StylesheetError", "apply_stylesheet", "parse_stylesheet"),
     "pipeline.threads": ("Session",),
     "pipeline.worker": ("Worker",),

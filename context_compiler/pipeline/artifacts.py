@@ -9,8 +9,8 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -92,6 +92,15 @@ def write_atomically(path: Path, body: bytes, *, durable: bool = False) -> None:
     finally:
         with suppress(FileNotFoundError):
             os.unlink(name)
+
+
+@contextmanager
+def os_errors(path: Path, remedy: str) -> Generator[None]:
+    """Raise a `PipelineError` with a path and a remedy instead of an `OSError`."""
+    try:
+        yield
+    except OSError as error:
+        raise PipelineError(f"{path}: {error.strerror or error}; {remedy}") from error
 
 
 class ArtifactStore:
@@ -205,12 +214,8 @@ class ArtifactStore:
 
     def _write(self, info: ArtifactInfo, data: Any) -> None:
         body = json.dumps(_entry(info, data), ensure_ascii=False).encode("utf-8", "surrogatepass")
-        try:
+        with os_errors(self._path(info.id), "check free space and permissions"):
             write_atomically(self._path(info.id), body)
-        except OSError as error:
-            raise PipelineError(
-                f"{self._path(info.id)}: {error.strerror or error}; check free space and permissions"
-            ) from error
 
     def _read(self, id: str) -> dict[str, Any]:
         try:

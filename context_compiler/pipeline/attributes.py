@@ -5,12 +5,13 @@ Reading never raises. A value that cannot be converted counts as not set, and va
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Generic, Self, TypeAlias, TypeVar, overload
+
+T = TypeVar("T")
 
 Value: TypeAlias = str | int | float | bool
 """An attribute value. A duration is text, such as `900s`."""
@@ -26,7 +27,7 @@ TRUE = frozenset({"true", "yes", "on", "1"})
 FALSE = frozenset({"false", "no", "off", "0"})
 
 
-def as_text(value: Value | None) -> str:
+def as_text(value: object) -> str:
     """Convert a value to text as in DOT; None becomes the empty string."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -73,10 +74,8 @@ READERS = MappingProxyType(
 GRAPH_ATTRIBUTES = MappingProxyType(
     {
         **dict.fromkeys(("goal", "label", "model_stylesheet", "retry_target", "fallback_retry_target"), "text"),
-        **dict.fromkeys(
-            ("default_fidelity", "default_thread_id", "stack.child_dotfile", "stack.child_workdir"), "text"
-        ),
-        **dict.fromkeys(("tool_hooks.pre", "tool_hooks.post"), "text"),
+        **dict.fromkeys(("default_fidelity", "default_thread_id", "stack.child_dotfile"), "text"),
+        **dict.fromkeys(("stack.child_workdir", "tool_hooks.pre", "tool_hooks.post"), "text"),
         **dict.fromkeys(("llm_model", "llm_provider", "reasoning_effort"), "text"),
         "default_max_retries": "whole",
         "strict_failure_edges": "flag",
@@ -88,11 +87,10 @@ NODE_ATTRIBUTES = MappingProxyType(
     {
         **dict.fromkeys(("label", "shape", "type", "prompt", "retry_target", "fallback_retry_target"), "text"),
         **dict.fromkeys(("fidelity", "thread_id", "class", "llm_model", "llm_provider", "reasoning_effort"), "text"),
-        **dict.fromkeys(
-            ("tool_command", "context_helper", "human.default_choice", "join_policy", "error_policy"), "text"
-        ),
-        **dict.fromkeys(("tool_hooks.pre", "tool_hooks.post", "stack.child_dotfile", "stack.child_workdir"), "text"),
-        **dict.fromkeys(("manager.stop_condition", "manager.actions", "retry_policy", "workdir"), "text"),
+        **dict.fromkeys(("tool_command", "context_helper", "human.default_choice", "join_policy"), "text"),
+        **dict.fromkeys(("error_policy", "tool_hooks.pre", "tool_hooks.post", "stack.child_dotfile"), "text"),
+        **dict.fromkeys(("stack.child_workdir", "manager.stop_condition", "manager.actions"), "text"),
+        **dict.fromkeys(("retry_policy", "workdir"), "text"),
         **dict.fromkeys(("goal_gate", "auto_status", "allow_partial", "stack.child_autostart"), "flag"),
         **dict.fromkeys(("max_retries", "max_parallel", "k", "min_success", "quorum_count"), "whole"),
         **dict.fromkeys(("manager.max_cycles", "max_visits"), "whole"),
@@ -159,11 +157,8 @@ class Attributed:
 
     def raw(self, name: str) -> Value | None:
         """The value as written; None if it is not set or blank."""
-        value = self.attrs.get(name)
-        if value is not None and (not isinstance(value, str) or value.strip()):
-            return value
-        for other in self.spellings(name):
-            value = self.attrs.get(other)
+        for spelling in (name, *self.spellings(name)):
+            value = self.attrs.get(spelling)
             if value is not None and (not isinstance(value, str) or value.strip()):
                 return value
         return None
@@ -184,9 +179,26 @@ class Attributed:
 
     def number(self, name: str) -> float | None:
         """The value as a number; None if it is not set or not a finite number."""
-        value = as_number(self.raw(name))
-        return value if value is not None and math.isfinite(value) else None
+        return as_number(self.raw(name))
 
     def seconds(self, name: str) -> float | None:
         """The value in seconds; None if it is not set or not a duration."""
         return as_seconds(self.raw(name))
+
+
+class Attribute(Generic[T]):
+    """Member of a graph, stage or edge that reads the attribute of the same name, with a method of `Attributed`."""
+
+    def __init__(self, read: Callable[[Attributed, str], T]) -> None:
+        self.read = read
+        self.name = ""
+
+    def __set_name__(self, owner: type[object], name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, thing: None, owner: type[object]) -> Self: ...
+    @overload
+    def __get__(self, thing: Attributed, owner: type[object]) -> T: ...
+    def __get__(self, thing: Attributed | None, owner: type[object]) -> Self | T:
+        return self if thing is None else self.read(thing, self.name)

@@ -33,6 +33,7 @@ from context_compiler.pipeline.graph import (
     Node,
     Severity,
     diagnostic,
+    reachable,
 )
 from context_compiler.pipeline.stylesheet import EFFORTS, PROPERTIES, StylesheetError, parse_stylesheet
 from context_compiler.pipeline.thread_rules import full_without_thread, thread_across_branches, thread_without_full
@@ -45,8 +46,7 @@ def start_node(graph: Graph) -> Iterator[Diagnostic]:
     """Report a missing start, and every start beyond the first."""
     starts = graph.starts
     if not starts:
-        fix = "add one: start [shape=Mdiamond]"
-        yield diagnostic(graph, "start_node", ERROR, "there is no start stage", fix)
+        yield diagnostic(graph, "start_node", ERROR, "there is no start stage", "add one: start [shape=Mdiamond]")
     for node in starts[1:]:
         yield diagnostic(node, "start_node", ERROR, f"{starts[0].name!r} is already the start", "keep one start")
 
@@ -55,8 +55,7 @@ def terminal_node(graph: Graph) -> Iterator[Diagnostic]:
     """Report a missing exit, and every exit beyond the first."""
     exits = graph.exits
     if not exits:
-        fix = "add one: done [shape=Msquare]"
-        yield diagnostic(graph, "terminal_node", ERROR, "there is no exit stage", fix)
+        yield diagnostic(graph, "terminal_node", ERROR, "there is no exit stage", "add one: done [shape=Msquare]")
     for node in exits[1:]:
         yield diagnostic(node, "terminal_node", ERROR, f"{exits[0].name!r} is already the exit", "keep one exit")
 
@@ -85,8 +84,7 @@ def edge_target_exists(graph: Graph) -> Iterator[Diagnostic]:
         for name in dict.fromkeys((edge.source, edge.target)):
             node = graph.nodes.get(name)
             if node is None:
-                fix = "declare it"
-                yield diagnostic(edge, "edge_target_exists", ERROR, f"there is no stage {name!r}", fix)
+                yield diagnostic(edge, "edge_target_exists", ERROR, f"there is no stage {name!r}", "declare it")
             elif node.implied and name not in seen:
                 seen.add(name)
                 near = _near_name(name, declared) if len(seen) <= MAX_SUGGESTIONS else ""
@@ -135,16 +133,13 @@ def reachability(graph: Graph) -> Iterator[Diagnostic]:
 
 def retry_target_exists(graph: Graph) -> Iterator[Diagnostic]:
     """Report retry targets that are not stages."""
-    for key in ("retry_target", "fallback_retry_target"):
-        if graph.text(key) and graph.text(key) not in graph.nodes:
-            message = f"{key} of the graph is not a stage: {graph.text(key)!r}"
-            fix = "name a stage that is declared"
-            yield diagnostic(graph, "retry_target_exists", WARNING, message, fix)
-    for node in graph.nodes.values():
-        for key, target in (("retry_target", node.retry_target), ("fallback_retry_target", node.fallback_retry_target)):
+    for thing in (graph, *graph.nodes.values()):
+        of_graph = " of the graph" if thing is graph else ""
+        for key in ("retry_target", "fallback_retry_target"):
+            target = thing.text(key)
             if target and target not in graph.nodes:
-                message = f"{key} is not a stage: {target!r}"
-                yield diagnostic(node, "retry_target_exists", WARNING, message, "name a stage that is declared")
+                message = f"{key}{of_graph} is not a stage: {target!r}"
+                yield diagnostic(thing, "retry_target_exists", WARNING, message, "name a stage that is declared")
 
 
 def dead_end(graph: Graph) -> Iterator[Diagnostic]:
@@ -184,19 +179,7 @@ def _stages_reaching(graph: Graph, targets: Collection[str]) -> set[str]:
         whole = (graph.text("retry_target"), graph.text("fallback_retry_target")) if node.goal_gate else ()
         for target in (node.retry_target, node.fallback_retry_target, *whole):
             before.setdefault(target, []).append(node.name)
-    reaching, waiting = set(targets), [*targets]
-    while waiting:
-        for name in before.get(waiting.pop(), ()):
-            if name not in reaching:
-                reaching.add(name)
-                waiting.append(name)
-    return reaching
-
-
-STRUCTURE = (
-    *(start_node, terminal_node, edge_target_exists, reachability),
-    *(start_no_incoming, exit_no_outgoing, retry_target_exists, dead_end, exit_reachable),
-)
+    return set(reachable(targets, lambda name: before.get(name, ())))
 
 
 POLICIES = frozenset({"wait_all", "first_success", "k_of_n", "quorum", "all_success", "any_success", "ignore"})
@@ -219,9 +202,7 @@ EXPECTED = {
 """Descriptions of the valid values, by attribute type."""
 
 
-def _elements(
-    graph: Graph,
-) -> Iterator[tuple[Graph | Node | Edge, Mapping[str, str], Mapping[str, tuple[str, ...]]]]:
+def _elements(graph: Graph) -> Iterator[tuple[Graph | Node | Edge, Mapping[str, str], Mapping[str, tuple[str, ...]]]]:
     """The graph, its stages and its edges, each with known attributes and their other spellings."""
     yield graph, GRAPH_ATTRIBUTES, GRAPH_SPELLINGS
     for node in graph.nodes.values():
@@ -299,9 +280,8 @@ def condition_syntax(graph: Graph) -> Iterator[Diagnostic]:
             yield diagnostic(edge, "condition_syntax", ERROR, message, "write key=value && key!=value")
             continue
         for warning in condition.warnings:
-            yield diagnostic(
-                edge, "condition_operator", WARNING, f"condition {edge.condition[:80]!r}: {warning}", "write ="
-            )
+            message = f"condition {edge.condition[:80]!r}: {warning}"
+            yield diagnostic(edge, "condition_operator", WARNING, message, "write =")
 
 
 def stylesheet_syntax(graph: Graph) -> Iterator[Diagnostic]:
@@ -312,8 +292,7 @@ def stylesheet_syntax(graph: Graph) -> Iterator[Diagnostic]:
         rules = parse_stylesheet(graph.model_stylesheet)
     except StylesheetError as error:
         message = f"model_stylesheet, character {error.at + 1}: {error.message}"
-        fix = "write selector { llm_model: name; }"
-        yield diagnostic(graph, "stylesheet_syntax", ERROR, message, fix)
+        yield diagnostic(graph, "stylesheet_syntax", ERROR, message, "write selector { llm_model: name; }")
         return
     for rule in rules:
         for name in rule.properties:
@@ -330,34 +309,16 @@ def shape_known(graph: Graph) -> Iterator[Diagnostic]:
             yield diagnostic(node, "shape_known", INFO, message, f"use one of {', '.join(HANDLERS)}, or give a type")
 
 
-def join_policy_known(graph: Graph) -> Iterator[Diagnostic]:
-    """Report unknown join policies."""
-    yield from _check_choice(graph, "join_policy", POLICIES, ERROR)
-
-
-def error_policy_known(graph: Graph) -> Iterator[Diagnostic]:
-    """Report unknown error policies."""
-    yield from _check_choice(graph, "error_policy", ERROR_POLICIES, WARNING)
-
-
-def retry_policy_known(graph: Graph) -> Iterator[Diagnostic]:
-    """Report unknown retry policies."""
-    yield from _check_choice(graph, "retry_policy", RETRY_POLICIES, WARNING)
-
-
-def _check_choice(graph: Graph, name: str, allowed: frozenset[str], severity: Severity) -> Iterator[Diagnostic]:
-    for node in graph.nodes.values():
-        value = node.text(name)
-        if value and value not in allowed:
-            fix = f"use one of {', '.join(sorted(allowed))}"
-            yield diagnostic(node, f"{name}_known", severity, f"unknown {name} {value!r}", fix)
-
-
-CONTENT = (
-    *(condition_syntax, stylesheet_syntax, join_policy_known, error_policy_known, retry_policy_known),
-    *(fidelity_valid, value_type),
-    *(reasoning_effort_known, shape_known, attributes_known),
-)
+def policies_known(graph: Graph) -> Iterator[Diagnostic]:
+    """Report unknown policies for joins, for errors, and for retries."""
+    joins, errors, retries = (POLICIES, ERROR), (ERROR_POLICIES, WARNING), (RETRY_POLICIES, WARNING)
+    known = {"join_policy": joins, "error_policy": errors, "retry_policy": retries}
+    for name, (allowed, severity) in known.items():
+        for node in graph.nodes.values():
+            value = node.text(name)
+            if value and value not in allowed:
+                fix = f"use one of {', '.join(sorted(allowed))}"
+                yield diagnostic(node, f"{name}_known", severity, f"unknown {name} {value!r}", fix)
 
 
 def goal_gate_has_retry(graph: Graph) -> Iterator[Diagnostic]:
@@ -464,17 +425,19 @@ def default_choice_exists(graph: Graph) -> Iterator[Diagnostic]:
             yield diagnostic(node, "default_choice_exists", WARNING, message, "name the target of one of its edges")
 
 
-ADVICE = (
+Rule: TypeAlias = Callable[[Graph], Iterable[Diagnostic]]
+
+RULES: tuple[Rule, ...] = (
+    *(start_node, terminal_node, edge_target_exists, reachability),
+    *(start_no_incoming, exit_no_outgoing, retry_target_exists, dead_end, exit_reachable),
+    *(condition_syntax, stylesheet_syntax, policies_known, fidelity_valid, value_type),
+    *(reasoning_effort_known, shape_known, attributes_known),
     *(goal_gate_has_retry, prompt_on_llm_nodes, tool_command_required),
     *(tool_command_values, tool_command_used, max_retries_used),
     *(full_without_thread, thread_without_full),
     *(all_conditional_edges, condition_on_human_gate, default_choice_exists, thread_across_branches),
+    directives_known,
 )
-
-
-Rule: TypeAlias = Callable[[Graph], Iterable[Diagnostic]]
-
-RULES: tuple[Rule, ...] = (*STRUCTURE, *CONTENT, *ADVICE, directives_known)
 
 
 def type_known(graph: Graph, handlers: Collection[str] = ()) -> Iterator[Diagnostic]:

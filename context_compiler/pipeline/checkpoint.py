@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import compress, islice
 from operator import is_, is_not
@@ -17,7 +18,7 @@ from typing import Any, TypeAlias, cast
 from uuid import uuid4
 
 from context_compiler.errors import CheckpointError, PipelineError
-from context_compiler.pipeline.artifacts import write_atomically
+from context_compiler.pipeline.artifacts import os_errors, write_atomically
 from context_compiler.pipeline.state import SCHEMA_VERSION, Hashes, Lineage, Outcome, RunState, Thread, parse_outcome
 
 FILE, STEPS = "checkpoint.json", "steps"
@@ -66,11 +67,7 @@ def head(state: RunState) -> dict[str, Any]:
         "terminal_status": state.status if state.ended else None,
         "terminal_failure_reason": state.failure_reason or None,
         "pending_restart": state.next_node if state.status == "restarted" else None,
-        "lineage": {
-            "root_run_id": state.lineage.root_run_id,
-            "attempt": state.lineage.attempt,
-            "parent_run_id": state.lineage.parent_run_id,
-        },
+        "lineage": asdict(state.lineage),
         "graph_dot_source_hash": state.graph.source,
         "graph_dot_source_ref": _hash_reference(state.graph.source),
         "graph_dot_source_size": state.graph.source_size,
@@ -83,7 +80,10 @@ def head(state: RunState) -> dict[str, Any]:
 def checkpoint_document(state: RunState) -> dict[str, Any]:
     """Serialize the complete state to plain data."""
     outcomes = {name: outcome.document() for name, outcome in state.outcomes.items()}
-    threads = {key: thread_document(thread) for key, thread in state.threads.items()}
+    threads = {
+        key: {"messages": list(thread.messages), "marks": [list(mark) for mark in thread.marks]}
+        for key, thread in state.threads.items()
+    }
     return {
         **head(state),
         "completed_nodes": list(state.completed),
@@ -176,11 +176,6 @@ def _check_types(data: Mapping[str, Any]) -> None:
         raise ValueError(f"fields of the wrong type: {', '.join(sorted(wrong))}")
 
 
-def thread_document(thread: Thread) -> dict[str, Any]:
-    """Serialize a conversation to plain data."""
-    return {"messages": list(thread.messages), "marks": [list(mark) for mark in thread.marks]}
-
-
 def parse_thread(data: Mapping[str, Any]) -> Thread:
     """Parse a conversation from plain data.
 
@@ -214,14 +209,11 @@ class CheckpointFolder:
             PipelineError: the state could not be written.
         """
         former, self._saved = self._saved, None  # unknown until this save has succeeded
-        try:
+        with os_errors(self.folder / FILE, "the previous checkpoint is intact"):
             if former is None or self._size <= SMALL or self._appended > self._size:
                 self._write(state)
             else:
                 self._append(former, state)
-        except OSError as error:
-            path = self.folder / FILE
-            raise PipelineError(f"{path}: {error.strerror or error}; the previous checkpoint is intact") from error
         self._saved = state
 
     def _write(self, state: RunState) -> None:
@@ -387,21 +379,18 @@ def assemble(cells: Iterable[Cell]) -> dict[str, Any]:
     Raises:
         LookupError: the head cell is missing.
     """
-    sections: dict[str, list[tuple[str, Any]]] = {}
+    sections: dict[str, dict[str, Any]] = {}
     for section, name, body in cells:
-        sections.setdefault(section, []).append((name, body))
-    document: dict[str, Any] = dict(sections[HEAD][0][1])
-    document |= {section: dict(sections.get(section, ())) for section in MAPPINGS}
-    document |= {section: [body for _, body in sections.get(section, ())] for section in SEQUENCES}
+        sections.setdefault(section, {})[name] = body
+    document: dict[str, Any] = dict(next(iter(sections[HEAD].values())))
+    document |= {section: sections.get(section, {}) for section in MAPPINGS}
+    document |= {section: [*sections.get(section, {}).values()] for section in SEQUENCES}
+    keys = [section.removeprefix(f"{THREADS}:") for section in sections if section.startswith(f"{THREADS}:")]
     document[THREADS] = {
-        key: {"messages": messages, MARKS: marks} for key, messages, marks in _thread_sections(sections)
+        key: {
+            "messages": [*sections[f"{THREADS}:{key}"].values()],
+            MARKS: [*sections.get(f"{MARKS}:{key}", {}).values()],
+        }
+        for key in keys
     }
     return document
-
-
-def _thread_sections(sections: Mapping[str, list[tuple[str, Any]]]) -> Iterator[tuple[str, list[Any], list[Any]]]:
-    for section, rows in sections.items():
-        if section.startswith(f"{THREADS}:"):
-            key = section.removeprefix(f"{THREADS}:")
-            marks = sections.get(f"{MARKS}:{key}", ())
-            yield key, [body for _, body in rows], [body for _, body in marks]

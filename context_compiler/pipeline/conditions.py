@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+
+from context_compiler.pipeline.attributes import as_text
 
 MAX_CONDITION = 10_000
 """Maximum length of a condition, in characters."""
@@ -44,8 +45,8 @@ class Clause:
     """One comparison of a condition."""
 
     key: str
-    operator: Literal["=", "!=", ""]
-    """Empty if the clause only tests that the value is neither empty nor `false`."""
+    operator: str
+    """`=` or `!=`; empty if the clause only tests that the value is neither empty nor `false`."""
     value: str = ""
 
 
@@ -93,7 +94,7 @@ def parse_condition(text: str) -> Condition:
         if operator == "==":
             operator, warning = "=", "== is read as ="
             warnings += [] if warning in warnings else [warning]
-        clauses.append(Clause(key=match["key"], operator=_as_operator(operator), value=_unquote(match["value"] or "")))
+        clauses.append(Clause(key=match["key"], operator=operator, value=_unquote(match["value"] or "")))
         offset = match.end()
         if offset == len(text):
             return Condition(clauses=tuple(clauses), warnings=tuple(warnings))
@@ -107,9 +108,7 @@ def context_value(key: str, values: Mapping[str, object]) -> str:
     value = values.get(key)
     if value is None and key.startswith("context."):
         value = values.get(key.removeprefix("context."))
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return "" if value is None else str(value)
+    return as_text(value)
 
 
 def _clause_holds(clause: Clause, values: Mapping[str, object], outcome: str, preferred_label: str, raw: str) -> bool:
@@ -127,10 +126,6 @@ def _clause_holds(clause: Clause, values: Mapping[str, object], outcome: str, pr
 def status_word(word: str) -> str:
     """Replace a synonym of a status by the status; any other word stays unchanged."""
     return STATUSES.get(word.lower(), word)
-
-
-def _as_operator(operator: str) -> Literal["=", "!=", ""]:
-    return "=" if operator == "=" else "!=" if operator == "!=" else ""
 
 
 def _unquote(text: str) -> str:

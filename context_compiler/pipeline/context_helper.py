@@ -89,17 +89,13 @@ class OutputCompiler:
         """
         template = stage.node.context_helper
         messages = list(exchanges(stage)) if template else []
-        if not messages:
-            return ""
-        if stage.requests.reached:
+        if not messages or stage.requests.reached:
             return ""
         done = await try_await(self._view(template, stage, messages, model))
         view = done.value
         if view is None:
-            reason = log_text(done.error) if done.error else "no view"
-            log.warning(
-                "%s: @context-helper %s failed, the stage runs as written: %s", stage.node.name, template, reason
-            )
+            why = log_text(done.error) if done.error else "no view"
+            log.warning("%s: @context-helper %s failed, the stage runs as written: %s", stage.node.name, template, why)
         text = view_text(view) if view is not None and view.status in USED else ""
         spent = _spent(view)
         stage.requests.add(spent)

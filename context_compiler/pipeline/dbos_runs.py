@@ -29,7 +29,7 @@ from context_compiler.pipeline.state import RunState
 from context_compiler.pipeline.stores import Lost
 from context_compiler.pipeline.stores.sql import SQLRuns
 from context_compiler.pipeline.worker import Configure, worker_name
-from context_compiler.resilience import try_await
+from context_compiler.resilience import cancel_and_wait, try_await
 
 WORKFLOW, QUEUE, STEP = "context_compiler.run", "context-compiler", "context_compiler.stage"
 MIN_RETRY_S = 1.0
@@ -192,10 +192,10 @@ class DBOSRuns:
                     await _check_cancelled(run_id)
             return task.result()
         finally:
-            await _cancel_and_wait(task)
+            await cancel_and_wait(task)
 
     async def _cancel(self, task: asyncio.Task[RunState], run_id: str, reason: str) -> RunState:
-        await _cancel_and_wait(task)
+        await cancel_and_wait(task)
         await self.queue.give_up(run_id, reason)
         state = await self.runs.load(run_id)
         assert state is not None
@@ -219,8 +219,3 @@ async def _advance_as_step(advance: Callable[[], Awaitable[bool]]) -> bool:
     """Advance a run by one stage, as a step of its workflow; a recovered workflow skips the steps it has recorded."""
     step: Any = DBOS.run_step_async
     return await step({"name": STEP}, advance)
-
-
-async def _cancel_and_wait(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

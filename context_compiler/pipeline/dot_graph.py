@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import cast
 
 from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedInput
@@ -203,9 +203,8 @@ class Leniencies:
 
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """Return one warning per kind, in the order of the source."""
-        return tuple(
-            self._warning(rule, *noted) for rule, noted in sorted(self._found.items(), key=lambda entry: entry[1])
-        )
+        found = sorted(self._found.items(), key=lambda entry: entry[1])
+        return tuple(self._warning(rule, *noted) for rule, noted in found)
 
     def _warning(self, rule: str, first: int, times: int) -> Diagnostic:
         message, fix = TOLERATED[rule]
@@ -229,11 +228,6 @@ def identifier(token: Token, lenient: Leniencies, *, offset: int = 0) -> str:
     if "." in word:
         lenient.add("dotted_id", start)
     return word
-
-
-def hop_target(token: Token, lenient: Leniencies) -> str:
-    """Parse the target of a hop, such as `-> name`."""
-    return identifier(token, lenient, offset=skip_gap(token, 2))
 
 
 def read_setting(token: Token, lenient: Leniencies) -> tuple[str, Value]:
@@ -420,7 +414,7 @@ class _Reader:
             elif child.data == "subgraph":
                 waiting.append((iter(_inside(child)), self._open_scope(child, scope)))
             else:
-                _STATEMENTS[child.data](self, child.children, scope)
+                _STATEMENTS[child.data](self, cast("list[Token]", child.children), scope)
 
     def _open_scope(self, tree: Tree[Token], around: _Scope) -> _Scope:
         """Open the scope of a subgraph, with a copy of the defaults of the scope around it."""
@@ -430,12 +424,12 @@ class _Reader:
         self._scopes.append((name, around.subgraph, scope))
         return scope
 
-    def _add_defaults(self, children: _Children, scope: _Scope) -> None:
+    def _add_defaults(self, children: Sequence[Token], scope: _Scope) -> None:
         kinds = {"GRAPH": scope.attrs, "NODE": scope.nodes, "EDGE": scope.edges}
-        kinds[_token(children[0]).type].update(self._read_attributes(children[1:]))
+        kinds[children[0].type].update(self._read_attributes(children[1:]))
 
-    def _add_node(self, children: _Children, scope: _Scope) -> None:
-        token = _token(children[0])
+    def _add_node(self, children: Sequence[Token], scope: _Scope) -> None:
+        token = children[0]
         name, attrs = identifier(token, self._lenient), self._read_attributes(children[1:])
         draft = self._drafts.get(name)
         if draft is None:
@@ -451,14 +445,15 @@ class _Reader:
                 self._drafts[name] = draft
                 _include(draft, name, scope)
 
-    def _add_edges(self, children: _Children, scope: _Scope) -> None:
-        first = _token(children[0])
-        hops = [_token(child) for child in children[1:] if _token(child).type == "HOP"]
+    def _add_edges(self, children: Sequence[Token], scope: _Scope) -> None:
+        first = children[0]
+        hops = [child for child in children if child.type == "HOP"]
         attrs = {**scope.edges, **self._read_attributes(children[1 + len(hops) :])}
         source = identifier(first, self._lenient)
         self._mention(source, first, scope)
         for hop in hops:
-            target, anchor = hop_target(hop, self._lenient), first if hop is hops[0] else hop
+            target = identifier(hop, self._lenient, offset=skip_gap(hop, len("->")))
+            anchor = first if hop is hops[0] else hop
             self._mention(target, hop, scope)
             self._edges.append(Edge(source=source, target=target, attrs=attrs, line=anchor.line, column=anchor.column))
             source = target
@@ -467,11 +462,10 @@ class _Reader:
         if name not in self._drafts and name not in self._mentions:
             self._mentions[name] = _Draft(attrs=dict(scope.nodes), token=token, implied=True), scope
 
-    def _read_attributes(self, blocks: _Children) -> dict[str, Value]:
+    def _read_attributes(self, blocks: Sequence[Token]) -> dict[str, Value]:
         attrs: dict[str, Value] = {}
-        for index, block in enumerate(blocks):
-            token = _token(block)
-            if index and _token(blocks[index - 1]).endswith(";"):
+        for index, token in enumerate(blocks):
+            if index and blocks[index - 1].endswith(";"):
                 raise DotSyntaxError(MISPLACED_BLOCK, token.start_pos or 0)
             attrs.update(read_block(token, self._lenient))
             if index == 1:
@@ -502,20 +496,12 @@ def _without_spellings(attrs: Mapping[str, Value], names: Iterable[str]) -> dict
     return {name: value for name, value in attrs.items() if name not in replaced}
 
 
-_Children: TypeAlias = Sequence[Token | Tree[Token]]
 _STATEMENTS = {"defaults": _Reader._add_defaults, "node": _Reader._add_node, "edge": _Reader._add_edges}  # pyright: ignore[reportPrivateUsage]  # of this module
 
 
-def _token(child: Token | Tree[Token]) -> Token:
-    """A child that the grammar guarantees to be a token."""
-    return cast(Token, child)
-
-
-def _inside(tree: Tree[Token]) -> _Children:
+def _inside(tree: Tree[Token]) -> Sequence[Token | Tree[Token]]:
     """Statements between the braces of a graph or subgraph."""
-    first = next(
-        index for index, child in enumerate(tree.children) if isinstance(child, Token) and child.type == "OPEN"
-    )
+    first = next(index for index, part in enumerate(tree.children) if isinstance(part, Token) and part.type == "OPEN")
     return tree.children[first + 1 : -1]
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
-from context_compiler.pipeline.attributes import Value
+from context_compiler.pipeline.attributes import Value, as_text
 from context_compiler.pipeline.graph import Graph
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -64,10 +64,8 @@ def _format_key(key: str) -> str:
 
 
 def _format_value(value: Value) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
     if isinstance(value, int):
-        return str(value)
+        return as_text(value)
     if isinstance(value, float):
         number = format(Decimal(repr(value)), "f")
         return number if "." in number else f"{number}.0"

@@ -70,7 +70,9 @@ def to_svg(graph: Graph, *, graphviz: str | None = "dot", marks: Mapping[str, Ma
     boxes = [_box_lines(graph.nodes.get(name), name) for name in names]
     sizes = [(2 * LINE + COLUMN * max(_columns(text) for _, text in box), LINE * (len(box) + 1)) for box in boxes]
     links = [(positions[edge.source], positions[edge.target]) for edge in graph.edges if edge.source != edge.target]
-    groups = _group_edges(graph, positions)
+    groups: dict[Link, list[Edge]] = {}  # edges between the same boxes share a line
+    for edge in graph.edges:
+        groups.setdefault((positions[edge.source], positions[edge.target]), []).append(edge)
     labels = {ends: _label_size(rows) for ends, some in groups.items() if (rows := _label_rows(some))}
     layout = compute_layout(sizes, list(dict.fromkeys(links)), labels=labels, graphviz=graphviz)
     lines = {ends: _line_points(ends, layout) for ends in groups}
@@ -161,14 +163,6 @@ def _draw_box(node: Node | None, lines: Sequence[tuple[str, str]], centre: Point
     for number, (kind, text) in enumerate(lines):
         yield _text(x, up + LINE * (number + 1) + 2, text, kind, "middle")
     yield "</g>"
-
-
-def _group_edges(graph: Graph, positions: Mapping[str, int]) -> dict[Link, list[Edge]]:
-    """Group the edges by the boxes they connect; each group shares a line."""
-    groups: dict[Link, list[Edge]] = {}
-    for edge in graph.edges:
-        groups.setdefault((positions[edge.source], positions[edge.target]), []).append(edge)
-    return groups
 
 
 def _label_rows(edges: Iterable[Edge]) -> list[tuple[str, str]]:

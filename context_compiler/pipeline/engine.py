@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,6 @@ from context_compiler.pipeline.state import (
     StageStatus,
     Thread,
     branch_state,
-    lineage_facts,
     next_attempt,
     parse_outcome,
 )
@@ -202,12 +201,13 @@ class Engine:
         """Build the stage that the handler receives; its fidelity depends on the edge actually taken."""
         inbox = [self.inbox.pop(0) for _ in range(len(self.inbox))] if needs_preamble else []
         degrade = self.config.resume_threads == "degrade"
-        inputs = stage_input(self.graph, state, node, needs_preamble=needs_preamble, degrade=degrade, inbox=inbox)
+        fidelity, thread, context, preamble = stage_input(
+            self.graph, state, node, needs_preamble=needs_preamble, degrade=degrade, inbox=inbox
+        )
         visit = state.visits.get(node.name, 0) + 1
 
         async def emit(kind: str, **facts: Any) -> None:
-            facts = {"branch": self.branch_id, **facts}
-            await self.io.emit(kind, run_id=state.run_id, node=node.name, **facts)
+            await self.io.emit(kind, run_id=state.run_id, node=node.name, **{"branch": self.branch_id, **facts})
 
         async def start(graph: Graph, run_id: str) -> Child:
             child = await self.io.start(graph, run_id)
@@ -217,22 +217,20 @@ class Engine:
         return Stage(
             node=node,
             graph=self.graph,
-            context=inputs.context,
+            context=context,
             artifacts=self._artifacts,
             config=self.config,
             run_id=state.run_id,
             branch_id=self.branch_id,
             folder=self._visit_folder(state, node, visit),
-            fidelity=inputs.fidelity,
-            thread_id=inputs.thread,
-            session=self._get_or_create_session(inputs.thread, node)
-            if inputs.thread is not None and needs_preamble
-            else None,
-            preamble=inputs.preamble,
+            fidelity=fidelity,
+            thread_id=thread,
+            session=self._get_or_create_session(thread, node) if thread is not None and needs_preamble else None,
+            preamble=preamble,
             previous=state.last,
             visit=visit,
             requests=self.io.requests,
-            branch=partial(self._run_branch, state, inputs.context),
+            branch=partial(self._run_branch, state, context),
             start=start,
             emit=emit,
         )
@@ -264,7 +262,7 @@ class Engine:
         await self.io.emit("run_finalized", run_id=state.run_id, **facts)
         fresh = next_attempt(self.graph, state)
         self.load(fresh)
-        await self.io.emit("run_initialized", run_id=fresh.run_id, **lineage_facts(fresh))
+        await self.io.emit("run_initialized", run_id=fresh.run_id, **asdict(fresh.lineage))
         return fresh
 
     async def _run_branch(
@@ -350,16 +348,15 @@ class StageLog:
                 await self._save(replace(state, artifacts=self._artifacts.in_memory()))
 
 
+_POSITION = ("next_node", "how", "edge", "current_node", "status", "failure_reason")
+"""Fields of a state that a branch replaces as a whole."""
+
+
 def _changes(before: RunState, after: RunState) -> dict[str, Any]:
     """Changes made by a branch, as plain data."""
     former, now = before.context, after.context
     return {
-        "next_node": after.next_node,
-        "how": after.how,
-        "edge": after.edge,
-        "current_node": after.current_node,
-        "status": after.status,
-        "failure_reason": after.failure_reason,
+        **{name: getattr(after, name) for name in _POSITION},
         "sequence": after.sequence - before.sequence,
         "completed": list(after.completed[len(before.completed) :]),
         "logs": list(after.logs[len(before.logs) :]),
@@ -381,12 +378,7 @@ def _apply_changes(before: RunState, changes: Mapping[str, Any]) -> RunState:
     kept = {key: value for key, value in before.context.items() if key not in changes["gone"]}
     return replace(
         before,
-        next_node=changes["next_node"],
-        how=changes["how"],
-        edge=changes["edge"],
-        current_node=changes["current_node"],
-        status=changes["status"],
-        failure_reason=changes["failure_reason"],
+        **{name: changes[name] for name in _POSITION},
         sequence=before.sequence + changes["sequence"],
         completed=(*before.completed, *changes["completed"]),
         logs=(*before.logs, *changes["logs"]),

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
-from context_compiler.pipeline.attributes import GRAPH_SPELLINGS, NODE_SPELLINGS, Attributed, as_flag
+from context_compiler.pipeline.attributes import GRAPH_SPELLINGS, NODE_SPELLINGS, Attribute, Attributed, as_flag
+
+T = TypeVar("T")
 
 
 class Severity(StrEnum):
@@ -73,6 +75,8 @@ HANDLERS = MappingProxyType(
 )
 """Handlers by the shape that selects them."""
 
+_GOAL = re.compile(r"\$goal\b")
+
 DEFAULT_HANDLER = "codergen"
 AGENTS = (DEFAULT_HANDLER, "agent")
 """Handlers that run the prompt of a stage with an agent."""
@@ -114,88 +118,42 @@ class Node(Attributed):
         """Shape, which selects the handler."""
         return self.text("shape", "box")
 
-    @property
-    def type(self) -> str:
-        """Name of the handler; empty if the shape selects it."""
-        return self.text("type")
+    type = Attribute(Attributed.text)
+    """Name of the handler; empty if the shape selects it."""
 
     @property
     def handler(self) -> str:
         """Name of the handler, which may not exist: `type`, else by shape, else `codergen`."""
         return self.type or HANDLERS.get(self.shape, DEFAULT_HANDLER)
 
-    @property
-    def prompt(self) -> str:
-        """Instruction for the stage; empty means its label."""
-        return self.text("prompt")
-
-    @property
-    def fidelity(self) -> str:
-        """Fidelity of the stage; empty if not set."""
-        return self.text("fidelity")
-
-    @property
-    def thread_id(self) -> str:
-        """Key of the conversation that the stage continues at `full`; empty if not set."""
-        return self.text("thread_id")
-
-    @property
-    def max_retries(self) -> int | None:
-        """Maximum attempts beyond the first; None, unlike 0, means the default of the graph."""
-        return self.whole("max_retries")
-
-    @property
-    def timeout(self) -> float | None:
-        """Time limit in seconds."""
-        return self.seconds("timeout")
-
-    @property
-    def goal_gate(self) -> bool:
-        """True if the run may end only after this stage succeeded."""
-        return self.flag("goal_gate")
-
-    @property
-    def auto_status(self) -> bool:
-        """True if the stage succeeds when its handler returns no outcome."""
-        return self.flag("auto_status")
-
-    @property
-    def allow_partial(self) -> bool:
-        """True if the stage counts as a partial success when its retries are exhausted."""
-        return self.flag("allow_partial")
-
-    @property
-    def retry_target(self) -> str:
-        """Next stage after a failure; empty if not set."""
-        return self.text("retry_target")
-
-    @property
-    def fallback_retry_target(self) -> str:
-        """Next stage after a failure if there is no `retry_target`; empty if not set."""
-        return self.text("fallback_retry_target")
-
-    @property
-    def llm_model(self) -> str:
-        """Model of the stage; empty means the model of the run."""
-        return self.text("llm_model")
-
-    @property
-    def context_helper(self) -> str:
-        """Template that compiles the outputs of earlier stages for this one; empty if not set."""
-        return self.text("context_helper")
-
-    @property
-    def llm_provider(self) -> str:
-        """Provider of the model; empty if not set."""
-        return self.text("llm_provider")
-
-    @property
-    def reasoning_effort(self) -> str:
-        """`low`, `medium` or `high`; empty if not set."""
-        return self.text("reasoning_effort")
-
-
-_GOAL = re.compile(r"\$goal\b")
+    prompt = Attribute(Attributed.text)
+    """Instruction for the stage; empty means its label."""
+    fidelity = Attribute(Attributed.text)
+    """Fidelity of the stage; empty if not set."""
+    thread_id = Attribute(Attributed.text)
+    """Key of the conversation that the stage continues at `full`; empty if not set."""
+    max_retries = Attribute(Attributed.whole)
+    """Maximum attempts beyond the first; None, unlike 0, means the default of the graph."""
+    timeout = Attribute(Attributed.seconds)
+    """Time limit in seconds."""
+    goal_gate = Attribute(Attributed.flag)
+    """True if the run may end only after this stage succeeded."""
+    auto_status = Attribute(Attributed.flag)
+    """True if the stage succeeds when its handler returns no outcome."""
+    allow_partial = Attribute(Attributed.flag)
+    """True if the stage counts as a partial success when its retries are exhausted."""
+    retry_target = Attribute(Attributed.text)
+    """Next stage after a failure; empty if not set."""
+    fallback_retry_target = Attribute(Attributed.text)
+    """Next stage after a failure if there is no `retry_target`; empty if not set."""
+    llm_model = Attribute(Attributed.text)
+    """Model of the stage; empty means the model of the run."""
+    context_helper = Attribute(Attributed.text)
+    """Template that compiles the outputs of earlier stages for this one; empty if not set."""
+    llm_provider = Attribute(Attributed.text)
+    """Provider of the model; empty if not set."""
+    reasoning_effort = Attribute(Attributed.text)
+    """`low`, `medium` or `high`; empty if not set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,35 +166,22 @@ class Edge(Attributed):
     """Line in the source, from 1."""
     column: int | None = field(default=None, compare=False)
 
-    @property
-    def label(self) -> str:
-        """Caption; a stage can ask for an edge by its label."""
-        return self.text("label")
-
-    @property
-    def condition(self) -> str:
-        """Condition for taking the edge; empty if there is none."""
-        return self.text("condition")
+    label = Attribute(Attributed.text)
+    """Caption; a stage can ask for an edge by its label."""
+    condition = Attribute(Attributed.text)
+    """Condition for taking the edge; empty if there is none."""
 
     @property
     def weight(self) -> int:
         """Priority; the edge with the highest wins."""
         return self.whole("weight") or 0
 
-    @property
-    def fidelity(self) -> str:
-        """Fidelity of the target stage; empty if not set."""
-        return self.text("fidelity")
-
-    @property
-    def thread_id(self) -> str:
-        """Key of the conversation that the target stage continues at `full`; empty if not set."""
-        return self.text("thread_id")
-
-    @property
-    def loop_restart(self) -> bool:
-        """True if taking the edge restarts the run at its target."""
-        return self.flag("loop_restart")
+    fidelity = Attribute(Attributed.text)
+    """Fidelity of the target stage; empty if not set."""
+    thread_id = Attribute(Attributed.text)
+    """Key of the conversation that the target stage continues at `full`; empty if not set."""
+    loop_restart = Attribute(Attributed.flag)
+    """True if taking the edge restarts the run at its target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,10 +195,8 @@ class Subgraph(Attributed):
     parent: int | None = None
     """Index of the enclosing subgraph in `Graph.subgraphs`; None if the graph itself encloses it."""
 
-    @property
-    def label(self) -> str:
-        """Label, from which the class of the stages is derived."""
-        return self.text("label")
+    label = Attribute(Attributed.text)
+    """Label, from which the class of the stages is derived."""
 
 
 def _edges_by(edges: Iterable[Edge], end: str) -> Mapping[str, tuple[Edge, ...]]:
@@ -285,7 +228,6 @@ class Graph(Attributed):
         object.__setattr__(self, "_incoming", _edges_by(self.edges, "target"))
 
     def __repr__(self) -> str:
-        """Name and size of the graph."""
         return f"Graph({self.name!r}, {len(self.nodes)} nodes, {len(self.edges)} edges)"
 
     def spellings(self, name: str) -> tuple[str, ...]:
@@ -300,10 +242,8 @@ class Graph(Attributed):
         """Edges that lead to a stage, in the order of the source."""
         return self._incoming.get(name, ())
 
-    @property
-    def goal(self) -> str:
-        """Purpose of the run."""
-        return self.text("goal")
+    goal = Attribute(Attributed.text)
+    """Purpose of the run."""
 
     def with_goal(self, text: str) -> str:
         """Replace `$goal` in a string with the goal, except at the beginning of a longer word."""
@@ -314,15 +254,10 @@ class Graph(Attributed):
         """Display name."""
         return self.text("label", self.name)
 
-    @property
-    def default_fidelity(self) -> str:
-        """Fidelity if neither the edge nor the stage sets one; empty if not set."""
-        return self.text("default_fidelity")
-
-    @property
-    def default_thread_id(self) -> str:
-        """Thread at `full` if neither the stage nor the edge sets one; empty if not set."""
-        return self.text("default_thread_id")
+    default_fidelity = Attribute(Attributed.text)
+    """Fidelity if neither the edge nor the stage sets one; empty if not set."""
+    default_thread_id = Attribute(Attributed.text)
+    """Thread at `full` if neither the stage nor the edge sets one; empty if not set."""
 
     @property
     def default_max_retries(self) -> int:
@@ -334,10 +269,8 @@ class Graph(Attributed):
         """True if a failure may take only edges with a condition, False if it may take any edge; None if not set."""
         return as_flag(self.raw("strict_failure_edges"))
 
-    @property
-    def model_stylesheet(self) -> str:
-        """Stylesheet that assigns models to stages."""
-        return self.text("model_stylesheet")
+    model_stylesheet = Attribute(Attributed.text)
+    """Stylesheet that assigns models to stages."""
 
     @property
     def starts(self) -> tuple[Node, ...]:
@@ -404,22 +337,16 @@ def shared_stages(graph: Graph, index: int, stop: str) -> frozenset[str]:
         index: Index of the edge in the graph's edges.
         stop: The stage where the branches join.
     """
+
+    def targets(edges: Iterable[Edge]) -> list[str]:
+        return [edge.target for edge in edges if edge.target != stop]
+
+    def stages(edges: Iterable[Edge]) -> set[str]:
+        return set(reachable(targets(edges), lambda name: targets(graph.outgoing(name))))
+
     edge = graph.edges[index]
     others = [other for other in graph.outgoing(edge.source) if other is not edge]
-    mine = _stages_before(graph, [edge.target], stop)
-    return frozenset(mine & _stages_before(graph, [other.target for other in others], stop))
-
-
-def _stages_before(graph: Graph, starts: Sequence[str], stop: str) -> set[str]:
-    """Return the stages reachable from `starts` without passing through `stop`."""
-    stages = {name for name in starts if name != stop}
-    waiting = list(stages)
-    while waiting:
-        for edge in graph.outgoing(waiting.pop()):
-            if edge.target != stop and edge.target not in stages:
-                stages.add(edge.target)
-                waiting.append(edge.target)
-    return stages
+    return frozenset(stages([edge]) & stages(others))
 
 
 def distances(graph: Graph, start: str, *, without: str = "") -> dict[str, int]:
@@ -427,13 +354,22 @@ def distances(graph: Graph, start: str, *, without: str = "") -> dict[str, int]:
 
     Paths do not continue beyond a stage with the handler `without`.
     """
-    distance = {start: 0}
-    waiting = deque([start])
-    while waiting:
-        name = waiting.popleft()
+
+    def onward(name: str) -> list[str]:
         node = graph.nodes.get(name)
-        for edge in () if node is None or node.handler == without else graph.outgoing(name):
-            if edge.target not in distance:
-                distance[edge.target] = distance[name] + 1
-                waiting.append(edge.target)
+        return [] if node is None or node.handler == without else [edge.target for edge in graph.outgoing(name)]
+
+    return reachable([start], onward)
+
+
+def reachable(starts: Iterable[T], onward: Callable[[T], Iterable[T]]) -> dict[T, int]:
+    """Return everything that `onward`, which takes one step, leads to from `starts`, with its distance in steps."""
+    distance = dict.fromkeys(starts, 0)
+    waiting = deque(distance)
+    while waiting:
+        here = waiting.popleft()
+        for there in onward(here):
+            if there not in distance:
+                distance[there] = distance[here] + 1
+                waiting.append(there)
     return distance

@@ -6,7 +6,6 @@ They ask on the terminal, call a function, return prepared answers, or approve e
 from __future__ import annotations
 
 import asyncio
-import inspect
 import re
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from threading import Thread
 from typing import Any, Protocol, TypeAlias
 
 from context_compiler.messages.printable import safe, safe_line
-from context_compiler.resilience import attempt
+from context_compiler.resilience import attempt, call
 
 _terminal: Any = import_module("termios") if find_spec("termios") else None
 """None on systems without termios."""
@@ -326,14 +325,12 @@ class CallbackInterviewer(Interviewer):
 
     async def ask(self, question: Question) -> Reply:
         """Return the function's answer."""
-        answer: Any = self._answer(question)
-        return _to_reply(question, await answer if inspect.isawaitable(answer) else answer)
+        return _to_reply(question, await call(self._answer, question))
 
     async def inform(self, message: str, stage: str = "") -> None:
         """Pass the message to `inform`, if it was given."""
-        done: Any = self._inform(message, stage) if self._inform is not None else None
-        if inspect.isawaitable(done):
-            await done
+        if self._inform is not None:
+            await call(self._inform, message, stage)
 
 
 class QueueInterviewer(Interviewer):

@@ -83,10 +83,7 @@ def compute_layout(
 
 
 def _layout_by_graphviz(
-    program: str,
-    sizes: Sequence[Size],
-    links: Sequence[Link],
-    labels: Mapping[Link, Size],
+    program: str, sizes: Sequence[Size], links: Sequence[Link], labels: Mapping[Link, Size]
 ) -> Layout:
     lines = [f"digraph {{ nodesep={GAP / 2 / INCH:.3f} ranksep={GAP / INCH:.3f} edge [dir=none]"]
     lines += ["node [shape=box fixedsize=true label=x]"]
@@ -240,8 +237,7 @@ def _order_ranks(rows: list[list[_Spot]]) -> None:
         down = sweep % 2 == 0
         for row in rows[1:] if down else rows[-2::-1]:
             row.sort(key=lambda spot: _barycentre(spot, spot.above if down else spot.below))
-            for position, spot in enumerate(row):
-                spot.position = position
+            _set_positions([row])
         crossings = _crossings(rows)
         if crossings < fewest:
             best, fewest = [list(row) for row in rows], crossings

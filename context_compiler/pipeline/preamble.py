@@ -15,7 +15,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from heapq import nsmallest
 from itertools import islice
@@ -39,10 +39,8 @@ RETRIES = "internal.retry_count."
 """Prefix of the context keys that contain the retries of a stage."""
 
 _HIDDEN = frozenset(
-    {
-        *("current_node", "preamble", "fidelity_preamble", "outcome", "preferred_label", "run_id", "node_outcomes"),
-        *("completed_nodes", "thread_key", "fidelity", "internal", "graph", "node_retries"),
-    }
+    "current_node preamble fidelity_preamble outcome preferred_label run_id node_outcomes completed_nodes thread_key "
+    "fidelity internal graph node_retries".split()
 )
 """Context keys that are not shown, because they are for bookkeeping."""
 
@@ -53,12 +51,8 @@ class CompletedStage:
 
     name: str
     outcome: str
-    fields: Mapping[str, object] = field(default_factory=dict[str, object])
+    fields: Mapping[str, object]
     """Fields of its log entries, merged."""
-
-    def first(self, names: Sequence[str]) -> object:
-        """Return the value of the first of several fields that is set."""
-        return _first_value(self.fields, names)
 
 
 def context_values(context: object) -> Mapping[str, object]:
@@ -456,16 +450,10 @@ class Page:
         return spent
 
     def _value_entry(self, key: str, value: object, most: int) -> Mapping[str, str]:
-        name = preamble_line(key, 120)
-        in_json = self.limits.details
-        return {
-            "name": quote(name) if in_json else escape_lead(name),
-            "said": show_value(value, self._reference(key), most),
-        }
-
-    def _reference(self, key: str) -> str:
-        reference = self._references.get(key)
-        return reference if isinstance(reference, str) else artifact_reference(key)
+        name, reference = preamble_line(key, 120), self._references.get(key)
+        reference = reference if isinstance(reference, str) else artifact_reference(key)
+        shown = quote(name) if self.limits.details else escape_lead(name)
+        return {"name": shown, "said": show_value(value, reference, most)}
 
     def _retry_entry(self, name: str, text: str) -> Mapping[str, str]:
         return {"name": escape_lead(preamble_line(name, 120)), "said": preamble_line(text, 40)}
@@ -474,10 +462,11 @@ class Page:
         name, outcome = escape_lead(preamble_line(stage.name, 120)), preamble_line(stage.outcome, 60)
         if not self.limits.notes:
             return {"said": f"{name} ({outcome})" if self.limits.outcomes else name}
-        notes = preamble_line(stage.first(NOTES) or "", self.limits.notes)
+        notes = preamble_line(_first_value(stage.fields, NOTES) or "", self.limits.notes)
         entry = {"said": f"{name}: {outcome}" + (f" — {notes}" if notes else "")}
         if self.limits.details:
-            entry |= {"tools": _tool_names(stage.first(TOOLS)), "duration": _format_duration(stage.first(DURATION))}
+            entry["tools"] = _tool_names(_first_value(stage.fields, TOOLS))
+            entry["duration"] = _format_duration(_first_value(stage.fields, DURATION))
         return entry
 
 

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -271,8 +271,7 @@ class RunQueue:
             "free": question.type is QuestionType.FREEFORM or not question.options,
             "choices": [[option.key, option.label, option.target] for option in question.options],
         }
-        limit = question.timeout_seconds
-        put = Statement(_ASK, (run_id, key, json.dumps(body), limit))
+        put = Statement(_ASK, (run_id, key, json.dumps(body), question.timeout_seconds))
         _, ((answer, late),) = await self.runs.database.transact(put, Statement(_REPLY, (run_id, key)))
         if answer is not None:
             return parse_reply(question, str(answer))
@@ -418,7 +417,7 @@ class RemoteInterviewer(Interviewer):
     run_id: str
     poll: float = 1.0
     """Seconds between polls of the store."""
-    on_wait: OnWait | None = field(default=None)
+    on_wait: OnWait | None = None
 
     async def ask(self, question: Question) -> Reply:
         """Wait for the answer, which may already be stored; `AnswerValue.TIMEOUT` if the question times out.

@@ -64,8 +64,7 @@ async def continue_run(
         raise PipelineError(f"resume run_id mismatch: {config.run_id!r} is not {state.lineage.root_run_id!r}")
     if state.ended:
         return state
-    graph = await _load_graph(store, state, pipeline)
-    prepared = prepare(graph, config)
+    prepared = prepare(await _load_graph(store, state, pipeline), config)
     return await execute(prepared, config, store, resume_state(prepared, state, config), resumed=True)
 
 
@@ -82,8 +81,7 @@ def _locate(run: str | Path, config: RunConfig) -> tuple[RunStore, str, RunConfi
     if attempt((folder / FILE).is_file).value:  # `is_file` raises if an id is too long for a path
         state = read_checkpoint(folder)
         if state is not None and config.runs is None:
-            root = state.lineage.root_run_id
-            return in_folder(folder), root, replace(config, logs_root=folder)
+            return in_folder(folder), state.lineage.root_run_id, replace(config, logs_root=folder)
         if state is not None:
             return open_runs(config), state.lineage.root_run_id, config
     if isinstance(run, Path) and config.runs is None:
@@ -100,9 +98,8 @@ async def _load_graph(store: RunStore, state: RunState, pipeline: Graph | str | 
         for hash in (state.graph.source, state.graph.snapshot):
             text = text or (await store.content(hash) if hash else None)
         if text is None:
-            raise PipelineError(
-                f"run {state.run_id!r} was saved without its graph; give the graph, or the store that contains it"
-            )
+            what = f"run {state.run_id!r} was saved without its graph"
+            raise PipelineError(f"{what}; give the graph, or the store that contains it")
         path = state.context.get(GRAPH_PATH)
         graph = _parse(text, path if isinstance(path, str) else None)
     if graph_hashes(graph).snapshot != state.graph.snapshot:
@@ -111,10 +108,8 @@ async def _load_graph(store: RunStore, state: RunState, pipeline: Graph | str | 
     return graph
 
 
-@lru_cache(maxsize=32)
-def _parse(text: str, path: str | None) -> Graph:
-    """Parse DOT text; cached, because the runs of a worker often share a graph."""
-    return parse_dot(text, path=path)
+_parse = lru_cache(maxsize=32)(parse_dot)
+"""Parses DOT text; cached, because the runs of a worker often share a graph."""
 
 
 def resume_state(graph: Graph, state: RunState, config: RunConfig) -> RunState:

@@ -76,15 +76,11 @@ def _best(edges: Iterable[Edge]) -> Edge:
     return min(edges, key=lambda edge: (-edge.weight, edge.target))
 
 
-def retry_target(graph: Graph, node: Node) -> str | None:
-    """The stage at which the run continues after `node` fails; None if not set."""
-    return _first(graph, (node.retry_target, node.fallback_retry_target))
-
-
-def gate_target(graph: Graph, gate: Node) -> str | None:
-    """The stage at which the run continues if a goal gate is unsatisfied at the end; None if not set."""
-    own = (gate.retry_target, gate.fallback_retry_target)
-    return _first(graph, (*own, graph.text("retry_target"), graph.text("fallback_retry_target")))
+def retry_target(graph: Graph, node: Node, *, gate: bool) -> str | None:
+    """The stage at which the run continues after `node` fails or, with `gate`, is unsatisfied; None if not set."""
+    names = [node.retry_target, node.fallback_retry_target]
+    names += [graph.text("retry_target"), graph.text("fallback_retry_target")] if gate else []
+    return next((name for name in names if name in graph.nodes), None)
 
 
 def unmet_gate(graph: Graph, state: RunState, *, unvisited: bool = False, without: str = "") -> Node | None:
@@ -107,11 +103,6 @@ def unmet_gate(graph: Graph, state: RunState, *, unvisited: bool = False, withou
     return None
 
 
-def _first(graph: Graph, names: Iterable[str]) -> str | None:
-    return next((name for name in names if name in graph.nodes), None)
-
-
-UNSATISFIED = "goal gate {} unsatisfied and no retry target"
 MAX_ERRORS = 5
 """Consecutive errors of one stage after which the run fails instead of going back."""
 GOOD = frozenset(status.value for status in StageStatus if status.good)
@@ -260,7 +251,7 @@ class Router:
     def _retry(self, state: RunState, node: Node) -> RunState | None:
         """Jump to the retry target of a failed stage; None if there is no target."""
         gate = node.goal_gate and self._gates
-        target = gate_target(self._graph, node) if gate else retry_target(self._graph, node)
+        target = retry_target(self._graph, node, gate=gate)
         return None if target is None else self._jump(state, node, target, recheck=gate)
 
     def _follow_or_fail(self, state: RunState, node: Node, outcome: Outcome, edge: Edge | None) -> RunState:
@@ -281,7 +272,7 @@ class Router:
         gate = unmet_gate(self._graph, state, unvisited=self._config.unvisited_gates, without=without)
         if gate is None:
             return None
-        target = gate_target(self._graph, gate)
+        target = retry_target(self._graph, gate, gate=True)
         if target is None:
             return fail_run(state, _unsatisfied(gate, state))
         return self._jump(state, gate, target, recheck=True)
@@ -317,7 +308,7 @@ def _unsatisfied(gate: Node, state: RunState) -> str:
     """Reason why a run fails at a goal gate that has no retry target, with the reason of the gate's own failure."""
     outcome = state.outcomes.get(gate.name)
     why = outcome.failure_reason if outcome is not None else ""
-    return f"{UNSATISFIED.format(gate.name)}: {why}".rstrip(": ")
+    return f"goal gate {gate.name} unsatisfied and no retry target: {why}".rstrip(": ")
 
 
 def _fail_repeated(state: RunState, name: str) -> RunState | None:

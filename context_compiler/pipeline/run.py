@@ -7,10 +7,9 @@ import logging
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib import import_module
-from inspect import isawaitable
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -30,14 +29,14 @@ from context_compiler.pipeline.engine import Engine, EngineIO
 from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.handlers import build_handlers
 from context_compiler.pipeline.routing import fail_run
-from context_compiler.pipeline.stage import Unanswered, folder_name
-from context_compiler.pipeline.state import RunState, graph_hashes, initial_state, lineage_facts
+from context_compiler.pipeline.stage import Child, Unanswered, folder_name
+from context_compiler.pipeline.state import RunState, graph_hashes, initial_state
 from context_compiler.pipeline.stores import Event, Lost, MemoryRuns, RunInfo, RunStore
 from context_compiler.pipeline.stores.files import FileRuns, in_folder
 from context_compiler.pipeline.stores.sqlite import SQLiteRuns
 from context_compiler.pipeline.stylesheet import PROPERTIES, StylesheetError, apply_stylesheet
 from context_compiler.pipeline.workflow import SUFFIXES, apply_directives, load_workflow
-from context_compiler.resilience import attempt, try_await
+from context_compiler.resilience import attempt, call, cancel_and_wait, try_await
 
 T = TypeVar("T")
 
@@ -112,8 +111,7 @@ async def while_owned(lost: Lost, work: Coroutine[Any, Any, T]) -> T:
             raise RunOwnedError(lost.result())
         return task.result()
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel_and_wait(task)
 
 
 async def execute(
@@ -126,7 +124,7 @@ async def execute(
     running = ActiveRun(graph, config, store, state)
     await running.open()
     kind = "run_resumed" if resumed else "run_initialized"
-    await running.emit(kind, run_id=state.run_id, **lineage_facts(state), next_node=state.next_node)
+    await running.emit(kind, run_id=state.run_id, **asdict(state.lineage), next_node=state.next_node)
     left = None if config.max_duration is None else max(0.0, config.max_duration - running.worked)
     timeout = asyncio.timeout(left)
     try:
@@ -195,7 +193,7 @@ class ActiveRun:
         )
         self.engine = Engine(graph, io)
         self._sequence, self._began, self._worked = 0, config.clock(), 0.0
-        self._running: set[ChildRun] = set()
+        self._running: set[Child] = set()
 
     async def open(self) -> None:
         """Create the folder for files, and take over event number, time and requests from the events stored so far."""
@@ -248,7 +246,7 @@ class ActiveRun:
         await self.store.add(self.state.lineage.root_run_id, event)
         _count_ended(event)
         if self.config.on_event is not None:
-            notified = await try_await(_notify(self.config.on_event, event))
+            notified = await try_await(call(self.config.on_event, event))
             if notified.error is not None:
                 log.warning("on_event failed: %s", log_text(notified.error))
 
@@ -259,7 +257,7 @@ class ActiveRun:
         facts |= {"duration": self._duration, "worked": self.worked, "artifact_count": self.engine.artifact_count}
         await self.emit("run_finalized", run_id=state.run_id, **facts)
 
-    async def start(self, graph: Graph, run_id: str) -> ChildRun:
+    async def start(self, graph: Graph, run_id: str) -> Child:
         """Start a graph as a child of this run, or resume that child.
 
         Raises:
@@ -284,10 +282,28 @@ class ActiveRun:
             elif config.resume_threads == "degrade":
                 state = replace(saved, threads={}, resumed=True)
             active = ActiveRun(prepared, config, store, state, requests=self.requests, depth=self._depth + 1)
-            child = ChildRun(active, owned.pop_all(), lost)
+            kept = owned.pop_all()
+            child = Child(active.run_as_child(kept, lost), kept, lambda: active.state, active.engine.inbox.append)
         self._running.add(child)
         child.task.add_done_callback(lambda _: self._running.discard(child))
         return child
+
+    async def run_as_child(self, owned: AsyncExitStack, lost: Lost) -> None:
+        """Execute the run while it is owned; an error becomes a failure of the run, for its parent stage to see."""
+        async with owned:
+            done = await try_await(while_owned(lost, self._run_to_end()))
+            if done.error is not None:
+                log.warning("%s failed: %s", self.state.run_id, log_text(done.error))
+                self.state = fail_run(self.state, f"{done.error}")
+
+    async def _run_to_end(self) -> None:
+        await self.open()
+        if not self.state.ended:
+            try:
+                await self.engine.run(self.state)
+            finally:
+                await self.stop_children()
+        await self.finish(self.state)
 
     async def stop_children(self) -> None:
         """Stop the children that are still running."""
@@ -319,7 +335,6 @@ async def _acquire_child(store: RunStore, run_id: str, owned: AsyncExitStack) ->
 
 
 def _child_store(store: RunStore, run_id: str) -> RunStore:
-    """The store of a child of a run in `store`."""
     return store.below(run_id) if isinstance(store, FileRuns) else store
 
 
@@ -331,72 +346,6 @@ def _count_ended(event: Event) -> None:
         status = {"status": str(event.data.get("status"))}
         _STAGES.add(1, status)
         _STAGE_TIME.record(float(event.data.get("duration", 0.0)), status)
-
-
-class ChildRun:
-    """A child run, started by a stage of another run."""
-
-    def __init__(self, run: ActiveRun, owned: AsyncExitStack, lost: Lost) -> None:
-        """`owned` releases the ownership of the run when it is closed."""
-        self._run, self._owned, self._lost = run, owned, lost
-        self.task = asyncio.create_task(self._run_to_end())
-
-    @property
-    def state(self) -> RunState:
-        """The last saved state."""
-        return self._run.state
-
-    @property
-    def running(self) -> bool:
-        """True while the child runs."""
-        return not self.task.done()
-
-    def steer(self, message: str) -> None:
-        """Leave a message for the child's next stage."""
-        self._run.engine.inbox.append(message)
-
-    async def wait(self, sleeping: asyncio.Future[None]) -> None:
-        """Wait until the child has ended or `sleeping` is done."""
-        await asyncio.wait({self.task, sleeping}, return_when=asyncio.FIRST_COMPLETED)
-
-    def raise_if_unanswered(self) -> None:
-        """Raise `Unanswered` if the child has stopped because nobody can be asked."""
-        if self.task.done() and not self.task.cancelled() and isinstance(error := self.task.exception(), Unanswered):
-            raise error
-
-    async def stop(self) -> None:
-        """Stop the child, whose last checkpoint remains. If it has ended, wait until it has released its lease."""
-        if not self.state.ended and not self.task.cancelling():
-            self.task.cancel()
-        await asyncio.wait({self.task})  # unlike `gather`, does not pass a cancellation on to the task
-        if not self.task.cancelled():
-            self.task.exception()
-        await self._owned.aclose()  # a task cancelled before its first step has not released it
-
-    async def _run_to_end(self) -> None:
-        """Execute the child while it is owned; an error becomes a failure of the child, for the stage to see."""
-        run = self._run
-        async with self._owned:
-            done = await try_await(while_owned(self._lost, self._execute()))
-            if done.error is not None:
-                log.warning("%s failed: %s", run.state.run_id, log_text(done.error))
-                run.state = fail_run(run.state, f"{done.error}")
-
-    async def _execute(self) -> None:
-        run = self._run
-        await run.open()
-        if not run.state.ended:
-            try:
-                await run.engine.run(run.state)
-            finally:
-                await run.stop_children()
-        await run.finish(run.state)
-
-
-async def _notify(listener: Any, event: Event) -> None:
-    done = listener(event)
-    if isawaitable(done):
-        await done
 
 
 def load_graph(pipeline: Graph | str | Path) -> Graph:
@@ -479,11 +428,8 @@ def run_info(graph: Graph, state: RunState, owner: str) -> RunInfo:
         updated_at=now,
         status="running",
         next_node=state.next_node,
-        source=state.graph.source,
-        snapshot=state.graph.snapshot,
-        source_size=state.graph.source_size,
-        snapshot_size=state.graph.snapshot_size,
         owner=owner,
+        **asdict(state.graph),
     )
 
 

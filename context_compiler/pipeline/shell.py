@@ -135,7 +135,11 @@ async def _exit_code(process: asyncio.subprocess.Process, reading: asyncio.Futur
 
 async def _end(process: asyncio.subprocess.Process, alive: int | None) -> None:
     """Wait for the end of a killed process, but not for processes that have left its group."""
-    _close_pipes(process)
+    transport: asyncio.SubprocessTransport | None = getattr(process, "_transport", None)  # no public access
+    pipes = [] if transport is None else [transport.get_pipe_transport(number) for number in range(3)]
+    for pipe in pipes:
+        if pipe is not None:
+            pipe.close()  # otherwise `wait` would wait for a process that has left the group and keeps the other end
     await process.wait()
     if alive is not None:
         os.close(alive)
@@ -165,18 +169,6 @@ def _kill(process: asyncio.subprocess.Process) -> None:
             os.killpg(process.pid, signal.SIGKILL)
         elif process.returncode is None:
             process.kill()
-
-
-def _close_pipes(process: asyncio.subprocess.Process) -> None:
-    """Close our ends of the pipes.
-
-    Otherwise `wait` would wait for a process that has left the group and keeps the other ends open.
-    """
-    transport: asyncio.SubprocessTransport | None = getattr(process, "_transport", None)  # no public access
-    pipes = [] if transport is None else [transport.get_pipe_transport(number) for number in range(3)]
-    for pipe in pipes:
-        if pipe is not None:
-            pipe.close()
 
 
 def last_line(text: str) -> str:

@@ -7,11 +7,10 @@ cancellation of the run itself propagates.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from context_compiler.errors import PipelineError
 from context_compiler.fidelity import Fidelity, fidelity_on_resume, resolve_fidelity, resolve_thread_id
-from context_compiler.pipeline.artifacts import ArtifactStore, artifact_id, write_atomically
+from context_compiler.pipeline.artifacts import ArtifactStore, artifact_id, os_errors, write_atomically
 from context_compiler.pipeline.config import RequestMeter, RunConfig, max_attempts, stage_backoff
 from context_compiler.pipeline.graph import Graph, Node
 from context_compiler.pipeline.preamble import build_fidelity_preamble
@@ -33,7 +32,7 @@ from context_compiler.pipeline.state import (
     parse_outcome,
 )
 from context_compiler.pipeline.threads import Session
-from context_compiler.resilience import try_await
+from context_compiler.resilience import call, try_await
 
 STATUS_FILE = "status.json"
 
@@ -50,34 +49,54 @@ class Unanswered(BaseException):
     """
 
 
-class Child(Protocol):
+class Child:
     """A pipeline that a stage has started."""
+
+    def __init__(
+        self,
+        work: Coroutine[Any, Any, None],
+        owned: AsyncExitStack,
+        state: Callable[[], RunState],
+        steer: Callable[[str], None],
+    ) -> None:
+        """Begin the work.
+
+        Args:
+            work: Executes the child to its end.
+            owned: Releases the ownership of the child when it is closed.
+            state: Returns the last saved state.
+            steer: Leaves a message for the child's next stage, which gets it as `steer.message` in its context.
+        """
+        self._owned, self._state, self.steer = owned, state, steer
+        self.task = asyncio.create_task(work)
 
     @property
     def state(self) -> RunState:
         """The last saved state."""
-        ...
+        return self._state()
 
     @property
     def running(self) -> bool:
         """True while the child runs."""
-        ...
-
-    def steer(self, message: str) -> None:
-        """Leave a message for the child's next stage, which gets it as `steer.message` in its context."""
-        ...
+        return not self.task.done()
 
     async def wait(self, sleeping: asyncio.Future[None]) -> None:
         """Wait until the child has ended or `sleeping` is done."""
-        ...
+        await asyncio.wait({self.task, sleeping}, return_when=asyncio.FIRST_COMPLETED)
 
     def raise_if_unanswered(self) -> None:
         """Raise `Unanswered` if the child has stopped because nobody can be asked."""
-        ...
+        if self.task.done() and not self.task.cancelled() and isinstance(error := self.task.exception(), Unanswered):
+            raise error
 
     async def stop(self) -> None:
-        """Stop the child; its last checkpoint remains."""
-        ...
+        """Stop the child, whose last checkpoint remains. If it has ended, wait until it has released its lease."""
+        if not self.state.ended and not self.task.cancelling():
+            self.task.cancel()
+        await asyncio.wait({self.task})  # unlike `gather`, does not pass a cancellation on to the task
+        if not self.task.cancelled():
+            self.task.exception()
+        await self._owned.aclose()  # a task cancelled before its first step has not released it
 
 
 RunBranch: TypeAlias = Callable[[str, int, str, str], Awaitable[RunState]]
@@ -147,10 +166,8 @@ class Stage:
         if self.folder is None:
             return
         path = self.folder / name
-        try:
+        with os_errors(path, "make room, or free it"):
             write_atomically(path, text.encode("utf-8", "surrogatepass"))
-        except OSError as error:
-            raise PipelineError(f"{path}: {error.strerror or error}; make room, or free it") from error
 
     def environment(self) -> dict[str, str]:
         """Environment variables for commands of the stage: `STAGE_KEY` and, if it has a folder, `STAGE_FOLDER`."""
@@ -174,12 +191,8 @@ class Stage:
         if self.folder is None:
             return
         path = self.folder / STATUS_FILE
-        try:
+        with os_errors(path, "the stage needs this path for its status"):
             path.unlink(missing_ok=True)
-        except OSError as error:
-            raise PipelineError(
-                f"{path}: {error.strerror or error}; the stage needs this path for its status"
-            ) from error
 
     def keep(self, name: str, data: Any) -> str:
         """Store data as an artifact and return its reference.
@@ -224,8 +237,8 @@ class Traits:
 
 def traits(handler: object) -> Traits:
     """Read the traits of a handler."""
-    names: Sequence[str] = ("reads_past", "retries", "retries_failures", "keeps_time", "may_be_partial")
-    return Traits(**{name: getattr(handler, name) for name in names if isinstance(getattr(handler, name, None), bool)})
+    given = {name: getattr(handler, name, None) for name in Traits.__dataclass_fields__}
+    return Traits(**{name: value for name, value in given.items() if isinstance(value, bool)})
 
 
 def folder_name(name: str) -> str:
@@ -242,21 +255,12 @@ TRANSIENT_KEYS = (PREAMBLE, OVERRIDE, STEER)
 """Context keys that exist only while a stage runs, and are not part of checkpoints."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageInput:
-    """Everything that a stage receives from the run so far."""
-
-    fidelity: Fidelity
-    thread: str | None
-    """Key of the conversation that the stage continues or begins; None if other stages do not see its messages."""
-    context: ContextStore
-    preamble: str
-
-
 def stage_input(
     graph: Graph, state: RunState, node: Node, *, needs_preamble: bool, degrade: bool, inbox: Sequence[str] = ()
-) -> StageInput:
+) -> tuple[Fidelity, str | None, ContextStore, str]:
     """Compute the fidelity, thread, context and preamble of a stage, given the edge actually taken.
+
+    The thread is None if other stages do not see the messages of the stage.
 
     Args:
         graph: The graph.
@@ -284,7 +288,7 @@ def stage_input(
         context.set(PREAMBLE, preamble)
     if inbox:  # after the preamble, which shortens values; agent handlers pass it on in full
         context.set(STEER, "\n".join(inbox))
-    return StageInput(fidelity=fidelity, thread=thread, context=context, preamble=preamble)
+    return fidelity, thread, context, preamble
 
 
 async def run_attempts(
@@ -336,10 +340,11 @@ def _exhaust_retries(outcome: Outcome, *, partial: bool) -> Outcome:
 async def _attempt_once(handler: HandlerLike, stage: Stage, *, limit: float | None) -> tuple[Outcome, bool]:
     """Run one attempt, and return its outcome and True if it raised a transient error."""
     stage.clear_status()
+    execute: Any = getattr(handler, "execute", handler)
     timeout = asyncio.timeout(limit)
     try:
         async with timeout:
-            tried = await try_await(_call(handler, stage))
+            tried = await try_await(call(execute, stage))
     except TimeoutError:
         if not timeout.expired():
             raise
@@ -354,12 +359,6 @@ async def _attempt_once(handler: HandlerLike, stage: Stage, *, limit: float | No
         kind = type(tried.error).__name__
         return replace(failure(f"{kind}: {tried.error}"[:EXCERPT]), error=kind), transient
     return outcome_from(tried.value, stage), False
-
-
-async def _call(handler: HandlerLike, stage: Stage) -> Any:
-    execute: Any = getattr(handler, "execute", handler)
-    answer = execute(stage)
-    return await answer if inspect.isawaitable(answer) else answer
 
 
 def outcome_from(answer: object, stage: Stage) -> Outcome:

@@ -358,10 +358,6 @@ class Lineage:
         """Id of the attempt: the root's id, followed by the attempt number from the second attempt on."""
         return self.root_run_id if self.attempt == 1 else f"{self.root_run_id}:attempt:{self.attempt}"
 
-    def successor(self) -> Lineage:
-        """Return the lineage of the next attempt."""
-        return Lineage(root_run_id=self.root_run_id, attempt=self.attempt + 1, parent_run_id=self.run_id)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hashes:
@@ -517,7 +513,7 @@ def initial_state(graph: Graph, names: Hashes, run_id: str, values: Mapping[str,
 
 def next_attempt(graph: Graph, state: RunState) -> RunState:
     """Build the state before the first stage of the next attempt; it keeps only the edge taken and initial values."""
-    lineage = state.lineage.successor()
+    lineage = replace(state.lineage, attempt=state.lineage.attempt + 1, parent_run_id=state.run_id)
     return RunState(
         lineage=lineage,
         graph=state.graph,
@@ -547,15 +543,6 @@ def branch_state(state: RunState, context: ContextStore, *, target: str, edge: i
         logs=tuple(context.logs()),
         branches={},
     )
-
-
-def lineage_facts(state: RunState) -> dict[str, Any]:
-    """Data about an attempt for events."""
-    return {
-        "root_run_id": state.lineage.root_run_id,
-        "attempt": state.lineage.attempt,
-        "parent_run_id": state.lineage.parent_run_id,
-    }
 
 
 def _initial_context(graph: Graph, lineage: Lineage, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from context_compiler.pipeline.attributes import Value
 from context_compiler.pipeline.graph import Graph, Node
@@ -41,7 +40,8 @@ class StylesheetError(ValueError):
 class StyleRule:
     """A rule of a stylesheet: properties for the stages that its selector matches."""
 
-    kind: Literal["*", "shape", "class", "id"]
+    kind: str
+    """One of `SPECIFICITY`."""
     name: str
     properties: Mapping[str, str]
     """Only those of `PROPERTIES` have an effect."""
@@ -72,7 +72,8 @@ def parse_stylesheet(text: str) -> tuple[StyleRule, ...]:
         if text[start : start + 1] != "{":
             raise StylesheetError("a { is missing after the selector", start)
         properties, offset = _parse_declarations(text, _skip_gap(text, start + 1))
-        rules.append(_build_rule(match, properties))
+        group = match.lastgroup or ""
+        rules.append(StyleRule(kind="*" if match["all"] else group, name=match[group], properties=properties))
         offset = _skip_gap(text, offset)
     return tuple(rules)
 
@@ -99,16 +100,6 @@ def _apply_rules(node: Node, rules: list[StyleRule]) -> Node:
             wanted.update(rule.properties)
     missing = {name: wanted[name] for name in PROPERTIES if name in wanted and node.raw(name) is None}
     return replace(node, attrs={**node.attrs, **missing}) if missing else node
-
-
-def _build_rule(match: re.Match[str], properties: Mapping[str, str]) -> StyleRule:
-    if match["all"]:
-        return StyleRule(kind="*", name="*", properties=properties)
-    if match["id"]:
-        return StyleRule(kind="id", name=match["id"], properties=properties)
-    if match["class"]:
-        return StyleRule(kind="class", name=match["class"], properties=properties)
-    return StyleRule(kind="shape", name=match["shape"], properties=properties)
 
 
 def _parse_declarations(text: str, offset: int) -> tuple[dict[str, str], int]:

@@ -6,7 +6,17 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 
 from context_compiler.fidelity import resolve_thread_id
-from context_compiler.pipeline.graph import AGENTS, Diagnostic, Edge, Graph, Node, Severity, diagnostic, join_stage
+from context_compiler.pipeline.graph import (
+    AGENTS,
+    Diagnostic,
+    Edge,
+    Graph,
+    Node,
+    Severity,
+    diagnostic,
+    join_stage,
+    reachable,
+)
 
 WARNING, INFO = Severity.WARNING, Severity.INFO
 
@@ -38,27 +48,21 @@ def full_without_thread(graph: Graph) -> Iterator[Diagnostic]:
 
 def _stages_first_in(graph: Graph, users: Collection[str]) -> set[str]:
     """Return the stages of a thread that a run can reach after other work, but after no other stage of the thread."""
-    waiting = [(node.name, False) for node in graph.starts]
-    stages, reached = set[str](), set(waiting)
-    while waiting:
-        name, worked = waiting.pop()
-        if name in users:
-            stages |= {name} if worked else set()
-            continue
+
+    def onward(place: tuple[str, bool]) -> list[tuple[str, bool]]:
+        name, worked = place
         node = graph.nodes.get(name)
         worked = worked or (node is not None and node.handler not in ("start", "conditional", "parallel"))
-        onward = {(edge.target, worked) for edge in graph.outgoing(name)} - reached
-        reached |= onward
-        waiting += onward
-    return stages
+        return [] if name in users else [(edge.target, worked) for edge in graph.outgoing(name)]
+
+    places = reachable([(node.name, False) for node in graph.starts], onward)
+    return {name for name, worked in places if worked and name in users}
 
 
 def thread_without_full(graph: Graph) -> Iterator[Diagnostic]:
     """Report threads that have no effect because the stage does not run at `full`."""
     for node in graph.nodes.values():
-        modes = {_edge_fidelity(edge, node, graph) for edge in graph.incoming(node.name)} or {
-            _edge_fidelity(None, node, graph)
-        }
+        modes = {_edge_fidelity(edge, node, graph) for edge in graph.incoming(node.name) or (None,)}
         if node.thread_id and "full" not in modes:
             message = f"thread_id {node.thread_id!r} has no effect: the stage always starts a new conversation"
             yield diagnostic(node, "thread_without_full", WARNING, message, "set fidelity=full, or leave thread_id out")

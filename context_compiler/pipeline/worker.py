@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from inspect import isawaitable
 from typing import Any
 
 from context_compiler.errors import CheckpointError, PipelineError, RunOwnedError
@@ -28,6 +27,7 @@ from context_compiler.pipeline.resume import continue_run
 from context_compiler.pipeline.state import RunState
 from context_compiler.pipeline.stores import Event
 from context_compiler.pipeline.stores.sql import SQLRuns
+from context_compiler.resilience import call, cancel_and_wait
 
 log = logging.getLogger("context_compiler.pipeline")
 
@@ -91,11 +91,7 @@ class Worker:
                     {stopping, *self._tasks.values()}, timeout=self.poll, return_when=asyncio.FIRST_COMPLETED
                 )
         finally:
-            stopping.cancel()
-            tasks = [*self._tasks.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(stopping, *tasks, return_exceptions=True)
+            await cancel_and_wait(stopping, *self._tasks.values())
 
     async def _take_runs(self) -> bool:
         """Start runs while there are free places; True if no run is in progress or left to take.
@@ -145,9 +141,7 @@ class Worker:
     async def notify(self, run_id: str, change: str, reason: str = "") -> None:
         """Call `on_change` with a change of a run."""
         if self.on_change is not None:
-            done = self.on_change(run_id, change, reason)
-            if isawaitable(done):
-                await done
+            await call(self.on_change, run_id, change, reason)
 
 
 class _Execution:
@@ -255,6 +249,5 @@ def _is_inside(stage: _Place, container: _Place) -> bool:
 
 async def _stop(task: asyncio.Task[Any]) -> None:
     """Cancel a task, and wait until it has ended."""
-    task.cancel()
     with suppress(asyncio.CancelledError):
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel_and_wait(task)

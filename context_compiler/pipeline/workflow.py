@@ -122,9 +122,8 @@ def _read_front_matter(entries: Mapping[str, Entry]) -> tuple[dict[str, str], li
             near = next(iter(get_close_matches(key, KEYS, n=1)), None)
             fix = f"did you mean {near}?" if near else f"known are {', '.join(KEYS)}"
             severity = Severity.WARNING if near else Severity.INFO
-            findings.append(
-                _diagnostic("front_matter_known", severity, f"unknown key {spelt!r}"[:100], fix, entry.line)
-            )
+            message = f"unknown key {spelt!r}"[:100]
+            findings.append(_diagnostic("front_matter_known", severity, message, fix, entry.line))
         elif entry.value is not None:
             facts[key] = _front_matter_value(key, entry)
     return facts, findings
@@ -169,9 +168,8 @@ def _sections(lines: Sequence[str], offset: int, findings: list[Diagnostic]) -> 
             starts.append((index, _heading_text(heading["rest"] or "")))
     if fence:
         message = "a fenced block begins here and never ends, so headings below it are not steps"
-        findings.append(
-            _diagnostic("fence_closed", Severity.WARNING, message, f"close it with {fence}", opened + offset + 1)
-        )
+        fix = f"close it with {fence}"
+        findings.append(_diagnostic("fence_closed", Severity.WARNING, message, fix, opened + offset + 1))
     ends = [*(index for index, _ in starts[1:]), len(lines)]
     for (index, title), end in zip(starts, ends, strict=False):
         if not title.strip("#").strip():
@@ -261,9 +259,8 @@ def _directives_of(graph: Graph) -> Iterator[tuple[str, Node, Directives]]:
 def _with_directives(node: Node, directives: Directives) -> Node:
     rest = {key: value for key, value in node.attrs.items() if key not in ("prompt", *node.spellings("prompt"))}
     prompt = {"prompt": directives.text} if directives.text.strip() else {}
-    return replace(
-        node, attrs={**rest, **prompt, **{DIRECTIVES[name]: value for name, value in directives.values.items()}}
-    )
+    set_by_directives = {DIRECTIVES[name]: value for name, value in directives.values.items()}
+    return replace(node, attrs={**rest, **prompt, **set_by_directives})
 
 
 _DIRECTIVE_LINE = re.compile(r" {0,3}@(?P<name>[A-Za-z][A-Za-z0-9_-]{0,63})(?::(?!//)|(?=[ \t\r])|$)(?P<value>.*)")
@@ -335,21 +332,19 @@ def read_directives(text: str, known: Iterable[str], *, path: str | None = None,
     names = {_fold_name(name): name for name in known}
     lines = text.split("\n")
     values: dict[str, str] = {}
-    directives: list[Directive] = []
+    found: list[Directive] = []
     findings: list[Finding] = []
     taken: set[int] = set()
     for index, spelt, value in _leading_directives(lines):
         name = names.get(_fold_name(spelt))
         directive = Directive(name=name or spelt, value=value, line=line + index)
-        directives.append(directive)
+        found.append(directive)
         if len(findings) < MAX_FINDINGS:
             findings += _directive_findings(directive, path, is_known=name is not None, values=values, names=names)
         if name is not None:
             taken.add(index)
             values |= {name: value} if value else {}
-    return Directives(
-        text=_remove_lines(lines, taken), values=values, found=tuple(directives), findings=tuple(findings)
-    )
+    return Directives(text=_remove_lines(lines, taken), values=values, found=tuple(found), findings=tuple(findings))
 
 
 def _leading_directives(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
@@ -392,7 +387,6 @@ def _fold_name(name: str) -> str:
 def _directive_findings(
     directive: Directive, path: str | None, *, is_known: bool, values: Mapping[str, str], names: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Yield the findings about a directive."""
     if not is_known:
         close = get_close_matches(_fold_name(directive.name), names, n=1, cutoff=0.6)
         near = names[close[0]] if close else None

@@ -145,12 +145,7 @@ class AgentHandler:
         updates = {key: value for key, value in outcome.context_updates.items() if not key.startswith(RESERVED)}
         refused = ", ".join(sorted(outcome.context_updates.keys() - updates.keys()))[:MAX_RESPONSE_EXCERPT]
         notes = (outcome.notes or text[:EXCERPT]) + (f"\n(not an agent's to set: {refused})" if refused else "")
-        return replace(
-            outcome,
-            notes=notes,
-            tools=outcome.tools or tuple(tools),
-            context_updates={**kept, **updates},
-        )
+        return replace(outcome, notes=notes, tools=outcome.tools or tuple(tools), context_updates={**kept, **updates})
 
 
 def _steer_text(stage: Stage) -> str:
@@ -167,12 +162,8 @@ def _to_outcome(output: object) -> Outcome:
         output = output.model_dump(mode="json")
     if isinstance(output, str):
         return find_outcome(output) or Outcome()
-    if isinstance(output, Mapping):
-        document = cast("Mapping[str, Any]", output)
-        return (
-            parse_outcome(document) if isinstance(document.get("outcome", document.get("status")), str) else Outcome()
-        )
-    return Outcome()
+    document: Mapping[str, Any] = cast("Mapping[str, Any]", output) if isinstance(output, Mapping) else {}
+    return parse_outcome(document) if isinstance(document.get("outcome", document.get("status")), str) else Outcome()
 
 
 def _to_text(output: object) -> str:
@@ -207,7 +198,6 @@ log = logging.getLogger("context_compiler.pipeline")
 
 SECONDS = 60.0
 """Time limit of a hook in seconds. A hook that takes longer fails."""
-HOOKS = ("pre", "post")
 
 
 @dataclass
@@ -333,7 +323,8 @@ class ToolHooks(AbstractCapability[Any]):
 
 def hooks_of(stage: Stage) -> ToolHooks | None:
     """Return the hooks of a stage; None if it has none."""
-    pre, post = (stage.node.text(f"tool_hooks.{name}") or stage.graph.text(f"tool_hooks.{name}") for name in HOOKS)
+    names = ("tool_hooks.pre", "tool_hooks.post")
+    pre, post = (stage.node.text(name) or stage.graph.text(name) for name in names)
     return ToolHooks(stage=stage, pre=pre, post=post) if pre or post else None
 
 

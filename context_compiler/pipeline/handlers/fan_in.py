@@ -53,9 +53,8 @@ class FanInHandler:
 
     async def _ask_agent(self, stage: Stage, rows: Sequence[Row]) -> Row | None:
         """Ask the agent to pick a branch; None if it names no single branch or could not be asked."""
-        results = json.dumps(list(rows), indent=1)
-        parts = (stage.preamble.rstrip(), stage.prompt, results)
-        prompt = "\n\n".join(part for part in parts if part)
+        parts = (stage.preamble.rstrip(), stage.prompt, json.dumps(list(rows), indent=1))
+        prompt = "\n\n".join(filter(None, parts))
         stage.write("prompt.md", prompt)
         asked = await try_await(self._agent.ask(stage, prompt))
         if asked.value is None:

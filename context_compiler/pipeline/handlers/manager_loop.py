@@ -15,7 +15,7 @@ from context_compiler.pipeline.handlers.agent import AgentHandler
 from context_compiler.pipeline.stage import Child, Stage
 from context_compiler.pipeline.state import Outcome, failure
 from context_compiler.pipeline.workflow import SUFFIXES, load_workflow
-from context_compiler.resilience import try_await
+from context_compiler.resilience import cancel_and_wait, try_await
 
 CYCLES, INTERVAL_S = 1_000, 45.0
 """Defaults of `manager.max_cycles` and of `manager.poll_interval`, in seconds."""
@@ -106,7 +106,6 @@ def _prompt(stage: Stage) -> str:
 
 
 def _load_child(stage: Stage) -> Graph | Outcome:
-    """Load the graph of the child, or return a failure."""
     name = stage.node.text("stack.child_dotfile") or stage.graph.text("stack.child_dotfile")
     if not name:
         return failure("no stack.child_dotfile")
@@ -143,8 +142,8 @@ async def _observe(stage: Stage, child: Child | None) -> None:
 
 def _status(child: Child) -> str:
     """Status of a child as its parent sees it: completed, failed, running, or stopped."""
-    if child.state.status in ("success", "fail"):
-        return "completed" if child.state.status == "success" else "failed"
+    if child.state.ended:
+        return "completed" if child.state.ok else "failed"
     return "running" if child.running else "stopped"
 
 
@@ -173,5 +172,4 @@ async def _pause(stage: Stage, child: Child | None, seconds: float) -> None:
         else:
             await child.wait(sleeping)
     finally:
-        sleeping.cancel()
-        await asyncio.gather(sleeping, return_exceptions=True)
+        await cancel_and_wait(sleeping)

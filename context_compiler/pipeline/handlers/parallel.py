@@ -18,7 +18,7 @@ from context_compiler.pipeline.check import POLICIES
 from context_compiler.pipeline.graph import join_stage
 from context_compiler.pipeline.stage import Stage, Unanswered
 from context_compiler.pipeline.state import STAGE_KEYS, Outcome, RunState, StageStatus, failure
-from context_compiler.resilience import try_await
+from context_compiler.resilience import cancel_and_wait, try_await
 
 DEFAULT_CONCURRENCY = 4
 """Default of `max_parallel`: the number of branches that run at the same time."""
@@ -93,8 +93,7 @@ async def _run_branches(stage: Stage, branches: Sequence[Branch], join: str, pol
     Raises:
         Unanswered: a branch that is needed has stopped because nobody can be asked. The others have ended.
     """
-    most = stage.node.whole("max_parallel") or DEFAULT_CONCURRENCY
-    places = asyncio.Semaphore(max(1, most))
+    places = asyncio.Semaphore(max(1, stage.node.whole("max_parallel") or DEFAULT_CONCURRENCY))
     tasks = {asyncio.create_task(_run_branch(stage, branch, join, places)): branch for branch in branches}
     fast = stage.node.text("error_policy") == "fail_fast"
     rows: dict[str, dict[str, Any]] = {}
@@ -114,9 +113,7 @@ async def _run_branches(stage: Stage, branches: Sequence[Branch], join: str, pol
             for error in unanswered:
                 raise error
     finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*tasks)
     skipped = {"status": StageStatus.SKIPPED.value, "notes": "not waited for", "score": 0}
     return [
         rows.get(branch.id) or {"branch_id": branch.id, "target_node": branch.target, **skipped} for branch in branches
@@ -135,13 +132,9 @@ async def _run_branch(stage: Stage, branch: Branch, join: str, places: asyncio.S
             row |= {"status": "fail", "score": 0, "notes": "", "failure_reason": f"{ran.error}"}
         else:
             row |= _branch_row(stage, branch, before, ran.value)
-        outcome = {
-            "branch": branch.id,
-            "index": branch.edge,
-            "success": succeeded(row),
-            "duration": stage.config.clock() - started,
-        }
-        await stage.emit("parallel_branch_completed", **outcome)
+        duration = stage.config.clock() - started
+        facts = {"branch": branch.id, "index": branch.edge, "success": succeeded(row), "duration": duration}
+        await stage.emit("parallel_branch_completed", **facts)
         return row
 
 
@@ -210,8 +203,7 @@ def required_successes(policy: str, count: int, stage: Stage) -> int:
 
 
 def _failure_reason(policy: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    reasons = [
-        f"{row['branch_id']}: {row.get('failure_reason') or 'failed'}" for row in rows if row["status"] == "fail"
-    ]
     summary = "no branch succeeded" if policy == "wait_all" else f"{policy} is not met"
+    failed = [row for row in rows if row["status"] == "fail"]
+    reasons = [f"{row['branch_id']}: {row.get('failure_reason') or 'failed'}" for row in failed]
     return "; ".join((summary, *reasons))[:2_000]

@@ -14,7 +14,7 @@ from context_compiler.pipeline.commands import fill_in
 from context_compiler.pipeline.routing import accelerator
 from context_compiler.pipeline.shell import last_line, run_shell
 from context_compiler.pipeline.stage import Stage, read_status
-from context_compiler.pipeline.state import Outcome, StageStatus, failure
+from context_compiler.pipeline.state import Outcome, failure
 
 ALLOWED = ("outcome", "preferred_label", "run_id")
 """Context keys allowed as `${key}` in a command, in addition to the prefixes below."""
@@ -65,11 +65,7 @@ class ToolHandler:
             return replace(written, context_updates={**updates, **own}, notes=written.notes or last_line(out))
         if code is None:
             return failure(f"timed out after {stage.node.timeout:g} s", updates=updates)
-        return Outcome(
-            status=StageStatus.FAIL,
-            failure_reason=f"exit code {code}: {ran.last}".rstrip(": "),
-            context_updates=updates,
-        )
+        return failure(f"exit code {code}: {ran.last}".rstrip(": "), updates=updates)
 
 
 def find_value(stage: Stage, key: str) -> tuple[str, str]:

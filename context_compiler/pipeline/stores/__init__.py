@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -126,19 +125,6 @@ class RunStore(Protocol):
         ...
 
 
-@runtime_checkable
-class Overwriting(Protocol):
-    """A store that must rewrite its file to erase deleted runs; one rewrite is enough for several runs."""
-
-    async def remove(self, run_id: str) -> bool:
-        """Delete a run and its children; their bytes may remain in the file until `overwrite`."""
-        ...
-
-    async def overwrite(self) -> None:
-        """Rewrite the file without the deleted runs."""
-        ...
-
-
 def has_runs(place: str) -> bool:
     """True if `place` is an existing path, or the address of a database, which may contain runs."""
     return is_address(place) or Path(place).exists()
@@ -169,29 +155,6 @@ def family(run_id: str, parents: Mapping[str, str | None]) -> list[str]:
     for current in run_ids:
         run_ids += [name for name, parent in parents.items() if parent == current and name not in run_ids]
     return run_ids
-
-
-async def prune_runs(store: RunStore, *, older_than_days: float) -> list[str]:
-    """Delete runs that ended more than `older_than_days` ago, with their children.
-
-    Returns:
-        Ids of the deleted runs, without the ids of their children.
-    """
-    before = (datetime.now(UTC) - timedelta(days=older_than_days)).isoformat(timespec="milliseconds")
-    infos = await store.runs()
-    run_ids = {info.run_id for info in infos}
-    old = [info for info in infos if info.status in ("success", "fail") and info.updated_at < before]
-    overwriting = store if isinstance(store, Overwriting) else None
-    delete = store.delete if overwriting is None else overwriting.remove
-    removed: list[str] = []
-    try:
-        for name in [info.run_id for info in old if info.parent not in run_ids]:
-            with suppress(RunOwnedError):  # its owner is still finishing it
-                removed += [name] if await delete(name) else []
-    finally:
-        if removed and overwriting is not None:
-            await overwriting.overwrite()
-    return removed
 
 
 class MemoryRuns:

@@ -14,7 +14,7 @@ from typing import Any
 
 from context_compiler.errors import PipelineError
 from context_compiler.ids import text_hash
-from context_compiler.pipeline.artifacts import write_atomically
+from context_compiler.pipeline.artifacts import os_errors, write_atomically
 from context_compiler.pipeline.checkpoint import FILE, STEPS, CheckpointFolder, open_private, read_checkpoint
 from context_compiler.pipeline.stage import folder_name
 from context_compiler.pipeline.state import RunState
@@ -112,12 +112,10 @@ class FileRuns:
 
     async def runs(self) -> list[RunInfo]:
         """Metadata of all runs, newest first."""
-        try:
+        with os_errors(self.root, "give a folder that may be read"):
             paths = (self.root / MANIFEST,) if self._alone else self.root.glob(f"*/{MANIFEST}")
             infos = [self._info_or_damaged(path) for path in paths if path.exists()] if self.root.is_dir() else []
             return newest_first([mark_stopped(self._is_owned, info) for info in infos])
-        except OSError as error:
-            raise PipelineError(f"{self.root}: {error.strerror or error}; give a folder that may be read") from error
 
     def _info_or_damaged(self, manifest: Path) -> RunInfo:
         try:
@@ -145,7 +143,7 @@ class FileRuns:
             raise PipelineError(f"{self.root}: remove the folder yourself, because it may contain more than this run")
         others = [attempt(partial(self._read_manifest, path)).value for path in self.root.glob(f"*/{MANIFEST}")]
         names = family(run_id, {info.run_id: info.parent for info in others if info is not None})
-        try:
+        with os_errors(self.folder(run_id), "some of it may be left"):
             async with AsyncExitStack() as owned:
                 for name in names:
                     await owned.enter_async_context(self.own(name))
@@ -153,8 +151,6 @@ class FileRuns:
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             for name in names:
                 self.folder(name).rmdir()
-        except OSError as error:
-            raise PipelineError(f"{self.folder(run_id)}: {error.strerror or error}; some of it may be left") from error
         return True
 
     async def close(self) -> None:
@@ -179,10 +175,8 @@ class FileRuns:
         return update_info(info, state, datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds"))
 
     def _write(self, path: Path, text: str) -> None:
-        try:
+        with os_errors(path, "give a folder that can be written to"):
             write_atomically(path, text.encode("utf-8", "surrogatepass"))
-        except OSError as error:
-            raise PipelineError(f"{path}: {error.strerror or error}; give a folder that can be written to") from error
 
 
 def _read_text(path: Path) -> str | None:

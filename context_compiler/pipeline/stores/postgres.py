@@ -24,6 +24,7 @@ from context_compiler.errors import PipelineError, RunOwnedError, StoreError
 from context_compiler.pipeline.stores import Event, Lost
 from context_compiler.pipeline.stores.sql import STATEMENTS, SQLRuns, Statement
 from context_compiler.record.pool import LOST, Component, Connection, Pool, Postgres
+from context_compiler.resilience import cancel_and_wait
 
 log = logging.getLogger("context_compiler.pipeline")
 
@@ -210,8 +211,7 @@ class PostgresRuns(SQLRuns):
         try:
             yield lost
         finally:
-            renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
+            await cancel_and_wait(renewing)
             try:
                 await self._flush_events(run_id)
             finally:

@@ -8,14 +8,15 @@ import re
 import sqlite3
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 from weakref import finalize
 
-from context_compiler.errors import PipelineError
+from context_compiler.errors import PipelineError, RunOwnedError
 from context_compiler.paths import make_private
-from context_compiler.pipeline.stores import Lost, is_owned, own_run
+from context_compiler.pipeline.stores import Lost, RunStore, is_owned, own_run
 from context_compiler.pipeline.stores.sql import STATEMENTS, VERSION, SQLRuns, Statement
 from context_compiler.record.files import File, FileDatabase
 from context_compiler.record.rows import transaction
@@ -135,6 +136,28 @@ class SQLiteRuns(SQLRuns):
     def _lock_path(self, run_id: str) -> Path:
         mark = blake2b(run_id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
         return self.path.with_name(f"{self.path.name}-{mark}.lock")
+
+
+async def prune_runs(store: RunStore, *, older_than_days: float) -> list[str]:
+    """Delete runs that ended more than `older_than_days` ago, with their children.
+
+    Returns:
+        Ids of the deleted runs, without the ids of their children.
+    """
+    before = (datetime.now(UTC) - timedelta(days=older_than_days)).isoformat(timespec="milliseconds")
+    infos = await store.runs()
+    run_ids = {info.run_id for info in infos}
+    old = [info for info in infos if info.status in ("success", "fail") and info.updated_at < before]
+    delete = store.remove if isinstance(store, SQLiteRuns) else store.delete
+    removed: list[str] = []
+    try:
+        for name in [info.run_id for info in old if info.parent not in run_ids]:
+            with suppress(RunOwnedError):  # its owner is still finishing it
+                removed += [name] if await delete(name) else []
+    finally:
+        if removed and isinstance(store, SQLiteRuns):
+            await store.overwrite()  # once for all of them
+    return removed
 
 
 def _open(path: Path, busy_timeout_ms: int) -> FileDatabase:
