@@ -184,7 +184,7 @@ def create_app(
     store = open_place(db, read_only=True).scoped(owner)
     places = {"vault": vault_of(vault, owner), "system": None if system is None else Path(system)}
     inspector = Inspector(store, **places)
-    sources = Sources.of(inspector, str(runs), owner, **places)
+    sources = Sources(inspector, str(runs), owner, **places)
     app = Starlette(
         routes=_routes(inspector, sources, chats, model or (chats.model if chats is not None else None)),
         middleware=[Middleware(Guard, access=Access(hosts=LOOPBACK | frozenset(hosts), token=token))],
@@ -210,11 +210,11 @@ def _routes(
         Route("/", _home),
         Route("/find", _find(sources)),
         *(
-            Route(resource.route, _page(resource, sources), name=resource.name)
+            Route(resource.path, _page(resource, sources), name=resource.name)
             for resource in RESOURCES
             if resource.has_page
         ),
-        *(Route(f"/api{resource.route}", _answer(resource, sources)) for resource in RESOURCES),
+        *(Route(f"/api{resource.path}", _answer(resource, sources)) for resource in RESOURCES),
         Route("/requests/{number}/export/{form}", _download(sources)),
         Route("/live", _live(inspector)),
         Route("/api/openapi.json", _openapi),
