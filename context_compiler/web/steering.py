@@ -170,12 +170,10 @@ def answer_json(result: CompileResult | Pin | Rule) -> Response:
     if isinstance(result, Rule):
         return JSONResponse(asdict(rule_row(result)))
     if isinstance(result, Pin):
-        row = pin_row(result)
-        return JSONResponse({name: getattr(row, name) for name in PinRow.__dataclass_fields__})
-    outcome = outcome_of(result)
-    fields = {name: getattr(outcome, name) for name in Outcome.__dataclass_fields__ if name != "left_out"}
-    drops = [{"what": drop.what, "reason": drop.reason, "tokens": drop.tokens} for drop in outcome.left_out]
-    return JSONResponse({**fields, "left_out": drops})
+        return JSONResponse(asdict(pin_row(result)))
+    shown = asdict(outcome_of(result))
+    drops = shown.pop("left_out")
+    return JSONResponse({**shown, "left_out": drops})
 
 
 async def load_steering(

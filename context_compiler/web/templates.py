@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,6 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from context_compiler.compiler.trace import request_of
-from context_compiler.compiler.view import View
 from context_compiler.errors import ContextCompilerError, TemplateError
 from context_compiler.middleware.one_shot import compile_view
 from context_compiler.template import Template
@@ -161,10 +159,6 @@ async def _prompt(inspector: Inspector, template: Template, request: int) -> str
         return ModelResponse(parts=[TextPart(content=ANSWER)])
 
     model = FunctionModel(answer) if template.compiler == "agent" else "none"
-    view = await _compile(raw, template, row.budget or 2_000, model)
+    work = partial(compile_view, raw, template, row.budget or 2_000, model=model, system=None, session="preview")
+    view = await asyncio.to_thread(lambda: asyncio.run(work()))
     return "\n\n".join(prompts) or view.summary
-
-
-async def _compile(raw: Sequence[ModelMessage], template: Template, budget: int, model: FunctionModel | str) -> View:
-    work = partial(compile_view, raw, template, budget, model=model, system=None, session="preview")
-    return await asyncio.to_thread(lambda: asyncio.run(work()))
