@@ -19,15 +19,7 @@ from context_compiler.record.browse import SORTS, SessionFilter
 from context_compiler.resilience import attempt
 from context_compiler.web.compare import Comparisons, DiffPage, ReplayPage, Wanted
 from context_compiler.web.compiles import CompilePage, load_compile
-from context_compiler.web.data import (
-    VERDICTS,
-    BadRequest,
-    Inspector,
-    MessagePage,
-    RequestPage,
-    SessionPage,
-    WhyPage,
-)
+from context_compiler.web.data import VERDICTS, BadRequest, Inspector, MessagePage, RequestPage, SessionPage, WhyPage
 from context_compiler.web.export import ExportPage, load_export
 from context_compiler.web.home import KINDS, Home, Overview, SessionsPage
 from context_compiler.web.pipelines import RunPage, RunsPage, load_run, load_runs

@@ -115,10 +115,7 @@ def _identifiers(history: History, span: Sequence[int], made: Compile) -> list[t
     for mention in mentions(history, outline(history, pair(history)), span):
         if mention.specific.text not in identifiers:
             lost = LostIdentifier(
-                text=mention.specific.verbatim,
-                turn=mention.turn + 1,
-                message=mention.position,
-                speaker=mention.speaker,
+                text=mention.specific.verbatim, turn=mention.turn + 1, message=mention.position, speaker=mention.speaker
             )
             identifiers[mention.specific.text] = lost, summary.holds(mention.specific)
     return list(identifiers.values())

@@ -157,12 +157,7 @@ class Timelines:
         priced = [cost for _, cost in costs if cost is not None]
         compiles = sum(priced, Decimal(0)) if len(priced) == len(costs) else None
         return SessionCost(
-            model=model,
-            requests=len(points),
-            sent=sent,
-            raw=raw,
-            compiles=compiles,
-            unknown=tuple(sorted(unknown)),
+            model=model, requests=len(points), sent=sent, raw=raw, compiles=compiles, unknown=tuple(sorted(unknown))
         )
 
     def _answering_model(self, db: Database, rows: Sequence[RequestRow]) -> tuple[str | None, str | None]:
