@@ -404,16 +404,10 @@ class Inspector(Tracer):
 
     def _biggest(self, db: Database, sent: Sent) -> Iterator[Contributor]:
         _, readings = self.read_nodes(db, sent.view if len(sent.view) <= WEIGHED else ())
-        for position in sorted(range(len(readings)), key=lambda position: -readings[position].tokens)[:BIGGEST]:
-            begins = " ".join(searchable(readings[position])[:400].split())[:100]
-            shown = VERBATIM if sent.form[position] == RECALLED else sent.form[position]
-            yield Contributor(
-                index=position,
-                role=role(readings[position]),
-                tokens=readings[position].tokens,
-                form=shown,
-                begins=begins,
-            )
+        for position, reading in sorted(enumerate(readings), key=lambda pair: -pair[1].tokens)[:BIGGEST]:
+            begins = " ".join(searchable(reading)[:400].split())[:100]
+            form = VERBATIM if sent.form[position] == RECALLED else sent.form[position]
+            yield Contributor(index=position, role=role(reading), tokens=reading.tokens, form=form, begins=begins)
 
     def _instructions(self, db: Database, sent: Sent) -> str:
         """Return the instructions of a request, which the host attaches to its last message."""
