@@ -18,7 +18,7 @@ from context_compiler.compiler.view import View, message_origins, show_message
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
 from context_compiler.messages.display import Bar, ShownMessage, bars
-from context_compiler.messages.history import History, Reader, Reading, reader_of
+from context_compiler.messages.history import Reader, Reading, reader_of
 from context_compiler.middleware.again import BUDGET, compile_again, differs, recorded_settings, whole_tokens
 from context_compiler.middleware.remedies import places
 from context_compiler.record import browse
@@ -209,7 +209,10 @@ class Comparisons:
         view = await self._compile(wanted, raw, row, record) if asked else None
         replayed = sent if view is None else view.messages
         tokens = row.tokens_sent if view is None else whole_tokens(view, record)
-        others = origins if view is None else _origins(view, self._reader.read(replayed))
+        if view is None:
+            others = origins
+        else:
+            others = [origin.raw for origin in message_origins(view, None, self._reader.read(replayed))]
         rows, pages = self._beside(sent, replayed, origins, others, page)
         bar = sections if view is None else {FIXED: 0, **view.ledger["tokens"]} | {FIXED: fixed_tokens(record)}
         return ReplayPage(
@@ -313,11 +316,6 @@ def _match_origins(sent: Sent) -> list[Pair]:
             start = origin + 1
         pairs.append((origin, position))
     return [*pairs, *((raw, None) for raw in range(start, len(sent.raw)))]
-
-
-def _origins(view: View, sent: History) -> list[int | None]:
-    """Raw position of each message of a replay; None for one that was written for it."""
-    return [origin.raw for origin in message_origins(view, None, sent)]
 
 
 def _names(origins: Sequence[int | None]) -> list[str]:

@@ -338,7 +338,8 @@ class Inspector(Tracer):
         sent = self.trace(db, row, record)
         pages = Pages(page=page, size=PAGE, total=len(sent.view))
         positions = range(len(sent.view))[pages.offset : pages.offset + PAGE]
-        instructions = self._instructions(db, sent)
+        newest, _ = self.read_nodes(db, sent.view[-1:])  # the host attaches the instructions to the last message
+        instructions = next((message.instructions or "" for message in newest if message.kind == "request"), "")
         counter = self._reader.counter
         return RequestPage(
             **header_of(db, row),
@@ -408,11 +409,6 @@ class Inspector(Tracer):
             begins = " ".join(searchable(reading)[:400].split())[:100]
             form = VERBATIM if sent.form[position] == RECALLED else sent.form[position]
             yield Contributor(index=position, role=role(reading), tokens=reading.tokens, form=form, begins=begins)
-
-    def _instructions(self, db: Database, sent: Sent) -> str:
-        """Return the instructions of a request, which the host attaches to its last message."""
-        messages, _ = self.read_nodes(db, sent.view[-1:])
-        return next((message.instructions or "" for message in messages if message.kind == "request"), "")
 
     def _why(self, db: Database, number: int, page: int, only: str, message: str) -> WhyPage:
         row, record = request_of(db, number)
