@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -54,24 +53,15 @@ HEADERS = {
 """Headers of every response."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """Conditions for every request: the host names of the server, and its token."""
-
-    hosts: frozenset[str] = LOOPBACK
-    token: str | None = None
-    """None requires no token."""
-
-
 class Guard:
     """Middleware that refuses unknown hosts, cross-site writes and missing tokens, and sets security headers.
 
     The check of `Host` prevents DNS rebinding: a page of another site whose name resolves to this address sends its
-    own name.
+    own name. Without a token, none is required.
     """
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self.app, self.access = app, access
+    def __init__(self, app: ASGIApp, hosts: frozenset[str], token: str | None) -> None:
+        self.app, self.hosts, self.token = app, hosts, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -96,7 +86,7 @@ class Guard:
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         host = headers.get("host", "")
-        if _hostname(host) not in self.access.hosts:
+        if _hostname(host) not in self.hosts:
             return _refuse(403, f"unknown host {host[:80]!r}: this server does not have that name")
         if not _same_site(headers, host):
             if scope["method"] not in SAFE:
@@ -108,16 +98,16 @@ class Guard:
         return None
 
     def _has_token(self, scope: Scope, headers: Headers) -> bool:
-        if self.access.token is None:
+        if self.token is None:
             return True
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
         tokens = (bearer, Request(scope).cookies.get(COOKIE, ""), _query_token(scope))
-        return any(secrets.compare_digest(token.encode(), self.access.token.encode()) for token in tokens if token)
+        return any(secrets.compare_digest(token.encode(), self.token.encode()) for token in tokens if token)
 
     def _new_cookie(self, scope: Scope) -> str:
         """Return the token in the address of a page, to move it from the address to a cookie; empty if none."""
         is_page = scope["method"] == "GET" and not scope["path"].startswith("/api")
-        return _query_token(scope) if is_page and self.access.token else ""
+        return _query_token(scope) if is_page and self.token else ""
 
 
 def _hostname(host: str) -> str:
@@ -186,7 +176,7 @@ def create_app(
     sources = Sources(inspector, str(runs), owner, **places)
     app = Starlette(
         routes=_routes(inspector, sources, chats, model or (chats.model if chats is not None else None)),
-        middleware=[Middleware(Guard, access=Access(hosts=LOOPBACK | frozenset(hosts), token=token))],
+        middleware=[Middleware(Guard, hosts=LOOPBACK | frozenset(hosts), token=token)],
         exception_handlers={ContextCompilerError: _error_response, HTTPException: _error_response},
         lifespan=lambda app: _lifespan(chats),
     )
