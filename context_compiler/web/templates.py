@@ -108,14 +108,9 @@ def _inside(path: str, root: Path | None) -> str:
 
 async def load_templates(inspector: Inspector) -> TemplatesPage:
     """Load all templates, the lookup order, and invalid files."""
-    roots = [
-        RootRow(source=source, folder=str(path), exists=path.is_dir())
-        for source, path in inspector.template_library.roots
-    ]
-    defects = [
-        Defect(name=defect.name, path=defect.path or "", error=str(defect))
-        for defect in inspector.template_library.defects()
-    ]
+    library = inspector.template_library
+    roots = [RootRow(source=source, folder=str(path), exists=path.is_dir()) for source, path in library.roots]
+    defects = [Defect(name=each.name, path=each.path or "", error=str(each)) for each in library.defects()]
     return TemplatesPage(roots=tuple(roots), templates=template_rows(inspector), defects=tuple(defects))
 
 
