@@ -35,7 +35,7 @@ from context_compiler.web.data import BadRequest, Inspector
 from context_compiler.web.export import FORMS
 from context_compiler.web.live import live_events
 from context_compiler.web.pages import link, load_pages, menu, render, static_files
-from context_compiler.web.steering import STEERING_PATHS, SteeringPages
+from context_compiler.web.steering import STEERING_PATHS, steering_routes
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -191,7 +191,7 @@ def _routes(
 ) -> list[Route]:
     """Return all routes, in the order in which an address is compared with them."""
     return [
-        *SteeringPages(inspector, model).routes(),
+        *steering_routes(inspector, model),
         *(ChatPages(chats, sources.home).routes() if chats is not None else [Route("/chat", _no_chat)]),
         Route("/", _home),
         Route("/find", partial(_find, sources=sources)),

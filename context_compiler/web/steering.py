@@ -326,42 +326,40 @@ STEERS: dict[str, Steer] = {
 """Steering operations by the last part of their address."""
 
 
-class SteeringPages:
-    """Endpoints that steer the sessions of a record.
+def steering_routes(inspector: Inspector, model: Callable[[str], Model] | None) -> list[Route]:
+    """Return the routes of the endpoints that steer the sessions of a record.
 
     Args:
         inspector: Reader of the record, limited to the owner that the server shows.
         model: Function from a name to the model that writes a summary; raises `SettingsError` if the model cannot be
             used. None offers no models.
     """
+    steer = partial(_steer, inspector=inspector, model_of=model)
+    return [
+        Route(f"/api/sessions/{{number}}/{name}", partial(steer, work=work), methods=["POST"])
+        for name, work in STEERS.items()
+    ]
 
-    def __init__(self, inspector: Inspector, model: Callable[[str], Model] | None) -> None:
-        self._inspector, self._model = inspector, model
 
-    def routes(self) -> list[Route]:
-        """Return the routes of all endpoints."""
-        return [
-            Route(f"/api/sessions/{{number}}/{name}", partial(self._steer, work=work), methods=["POST"])
-            for name, work in STEERS.items()
-        ]
-
-    async def _steer(self, request: Request, work: Steer) -> Response:
-        number = request.path_params["number"]
-        if not (number.isascii() and number.isdigit() and len(number) < 16):
-            raise BadRequest("number: give a whole number")
-        body = await json_body(request)
-        info = await self._inspector.read(partial(session_of, number=int(number)))
-        name = body_field(body, "model", "none")
-        if name != "none" and self._model is None:
-            raise BadRequest("model: this server has no models; leave it out to quote passages instead")
-        model = name if name == "none" or self._model is None else self._model(name)
-        store = self._inspector.store.writer()
-        try:
-            compiler = _compiler(store.scoped(info.owner), info, model)
-            result = await or_bad_request(work(_Recorded(compiler=compiler, session=info.session_id), body))
-        finally:
-            await store.close()
-        return answer_json(result)
+async def _steer(
+    request: Request, work: Steer, inspector: Inspector, model_of: Callable[[str], Model] | None
+) -> Response:
+    number = request.path_params["number"]
+    if not (number.isascii() and number.isdigit() and len(number) < 16):
+        raise BadRequest("number: give a whole number")
+    body = await json_body(request)
+    info = await inspector.read(partial(session_of, number=int(number)))
+    name = body_field(body, "model", "none")
+    if name != "none" and model_of is None:
+        raise BadRequest("model: this server has no models; leave it out to quote passages instead")
+    model = name if name == "none" or model_of is None else model_of(name)
+    store = inspector.store.writer()
+    try:
+        compiler = _compiler(store.scoped(info.owner), info, model)
+        result = await or_bad_request(work(_Recorded(compiler=compiler, session=info.session_id), body))
+    finally:
+        await store.close()
+    return answer_json(result)
 
 
 _FOCUS = {"type": "string", "maxLength": 2_000, "description": "Subject that the summary and quotes focus on."}
