@@ -25,6 +25,7 @@ from context_compiler.compiler.references import contexts, places
 from context_compiler.compiler.specifics import comparable_text, specifics
 from context_compiler.messages.items import Item, Kind, parse_arguments
 from context_compiler.recall.terms import terms
+from context_compiler.resilience import attempt
 
 COUNT, ALONE = 10, 3
 """Maximum facts per session; and runs of a set that has only one session, each with other facts."""
@@ -128,10 +129,7 @@ def _values(line: str) -> list[str]:
 
 
 def _parsed(item: Item) -> dict[str, Any] | list[Any] | None:
-    try:
-        value = json.loads(item.text)
-    except (ValueError, RecursionError):
-        return None
+    value = attempt(lambda: json.loads(item.text)).value
     return value if isinstance(value, dict | list) else None
 
 

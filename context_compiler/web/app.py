@@ -111,10 +111,7 @@ class Guard:
 
 
 def _hostname(host: str) -> str:
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    return attempt(lambda: urlsplit(f"//{host}").hostname).value or ""
 
 
 def _same_site(headers: Headers, host: str) -> bool:
