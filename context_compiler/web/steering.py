@@ -138,21 +138,11 @@ class SteeringPage:
 
 def outcome_of(result: CompileResult) -> Outcome:
     """Convert a result to the form that the page and the API show."""
-    return Outcome(
-        kind=result.kind,
-        done=result.done,
-        why=safe(result.why),
-        focus=safe(result.focus),
-        before=result.before,
-        after=result.after,
-        kept=result.kept,
-        turns=result.turns,
-        left_out=result.left_out,
-        summary=safe(result.summary),
-        model=result.model,
-        usage=dict(result.usage),
-        cost=dollars(result.cost) if result.usage else "$0",
-    )
+    same = ("kind", "done", "before", "after", "kept", "turns", "left_out", "model")
+    fields: dict[str, Any] = {name: getattr(result, name) for name in same}
+    texts: dict[str, Any] = {name: safe(getattr(result, name)) for name in ("why", "focus", "summary")}
+    cost = dollars(result.cost) if result.usage else "$0"
+    return Outcome(**fields, **texts, usage=dict(result.usage), cost=cost)
 
 
 def pin_row(pin: Pin) -> PinRow:
