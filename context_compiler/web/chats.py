@@ -277,11 +277,8 @@ class Chat:
         if self.answering:
             html = markdown(self._shown) if len(self._shown) <= RENDERED else ""
             pending = {"prompt": self._prompt, "text": self._shown, "html": html}
-        return {
-            "turns": len(visible_turns(self.session.messages)),
-            "pending": pending,
-            **self._figures(self.session.last),
-        }
+        turns = len(visible_turns(self.session.messages))
+        return {"turns": turns, "pending": pending, **self._figures(self.session.last)}
 
     async def events(self, is_ending: Callable[[], bool]) -> AsyncIterator[str]:
         """Send the events of this chat from now on, as server-sent events, until the server ends."""
