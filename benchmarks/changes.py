@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 
 from benchmarks.command import arguments
-from benchmarks.peers.baselines import READER
+from benchmarks.peers.baselines import READER, text
 from benchmarks.recall import SEED, SETS, Conversation, data_folder, load
 from context_compiler.messages.history import History
 from context_compiler.recall.changes import Changes
@@ -37,11 +37,11 @@ def questions(names: list[str]) -> None:
             marked = asked = 0
             for conversation in load(name, data_folder()):
                 history, own = marks(conversation)
-                texts = {mark[0]: "\n".join(item.text for item in history.readings[mark[0]].items) for mark in own}
+                texts = {text(history.messages[mark[0]]) for mark in own}
                 for question in conversation.questions:
                     if question.kind == kind:
                         asked += 1
-                        marked += any(text in question.evidence for text in texts.values())
+                        marked += any(evidence in texts for evidence in question.evidence)
             if asked:
                 print(f"{name} {kind}: {marked} of {asked} questions have a mark in their evidence")
 

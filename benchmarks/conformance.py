@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from compaction_kit import benchmark as kit
 from compaction_kit.cli import COMPACTORS
@@ -162,13 +163,9 @@ def scores(budgets: Sequence[float], seeds: Sequence[int], *, reworded: bool, li
     """Result of the kit's benchmark for its compactors and ours; with `reworded`, of its first suite in other words."""
     ours: list[Callable[[], OneView]] = [OneView, LastRequest] if live else [OneView]
     factories = {**COMPACTORS, **{factory.name: factory for factory in ours}}  # pyright: ignore
-    original = kit.build_random_session
-    if reworded:
-        kit.build_random_session = partial(reworded_session, original)
-    try:
+    build = kit.build_random_session
+    with patch.object(kit, "build_random_session", partial(reworded_session, build) if reworded else build):
         return kit.run_budget_benchmark(factories, budgets, seeds, rounds=2)
-    finally:
-        kit.build_random_session = original
 
 
 def table(result: dict[str, Any]) -> str:

@@ -10,8 +10,8 @@ import hashlib
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,7 @@ class Data:
     """Maximum number of conversations of a set; None for all."""
     models: tuple[str, ...] = ()
     """Models that answer; empty for those that are installed."""
+    _loaded: dict[str, Any] = field(default_factory=dict[str, Any], init=False, repr=False, compare=False)
 
     @property
     def asked(self) -> dict[str, tuple[int, ...]]:
@@ -155,10 +156,6 @@ class Data:
                     pairs = [(chats.get(name), summaries.get(f"{name}_summary")) for name in SESSIONS]
                     return [(lines[0]["text"], summary) for lines, summary in pairs if lines and summary]
         return []
-
-    @cached_property
-    def _loaded(self) -> dict[str, Any]:
-        return {}
 
 
 def _spoken(messages: Sequence[ModelMessage]) -> list[ModelMessage]:

@@ -13,19 +13,19 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from pydantic_ai.messages import ModelMessage
 
 from benchmarks import recall
-from benchmarks.peers.baselines import READER
+from benchmarks.peers.baselines import READER, text
 from benchmarks.recall import Conversation, Question
 from context_compiler.compiler.patterns import Sort
 from context_compiler.compiler.references import contexts, places
 from context_compiler.compiler.specifics import comparable_text, specifics
 from context_compiler.messages.items import Item, Kind, parse_arguments
 from context_compiler.recall.terms import terms
+from context_compiler.resilience import attempt
 
 COUNT, ALONE = 10, 3
 """Maximum facts per session; and runs of a set that has only one session, each with other facts."""
@@ -43,26 +43,18 @@ RARE = 3
 _WORD = re.compile(r"[^\W\d_][\w'-]*")
 
 
-@dataclass(frozen=True, slots=True)
 class _Session:
-    """A session with its term frequencies."""
+    """A session with the comparable text of each message, and the number of messages in which each term occurs."""
 
-    messages: Sequence[ModelMessage]
-    said: list[str]
-    """Comparable text of each message."""
-    often: Counter[str]
-    """Number of messages in which each term occurs."""
-
-    @classmethod
-    def of(cls, messages: Sequence[ModelMessage]) -> _Session:
-        texts = ["\n".join(item.text for item in READER.one(message).items) for message in messages]
-        often = Counter(term for text in texts for term in set(terms(text)))
-        return cls(messages, [_flat(text) for text in texts], often)
+    def __init__(self, messages: Sequence[ModelMessage]) -> None:
+        texts = [text(message) for message in messages]
+        self.messages, self.said = messages, [_flat(said) for said in texts]
+        self.often = Counter(term for said in texts for term in set(terms(said)))
 
     def once(self, value: str) -> bool:
         """True if a value occurs, as a whole word, in only one message."""
         wanted = comparable_text(value)
-        found = [text for text in self.said if wanted in text and any(places(text, wanted))]
+        found = [said for said in self.said if wanted in said and any(places(said, wanted))]
         return len(found) == 1
 
     def rare(self, text: str) -> bool:
@@ -83,7 +75,7 @@ def conversations(sessions: Sequence[Sequence[ModelMessage]], name: str) -> list
 
 def questions(messages: Sequence[ModelMessage], name: str) -> list[Question]:
     """Draw at most `COUNT` facts of a session with a seed, from as many messages as possible."""
-    session = _Session.of(messages)
+    session = _Session(messages)
     draw = random.Random(f"{recall.SEED} facts {name}")
     drawn: list[list[Question]] = []
     for position in draw.sample(range(len(messages)), len(messages)):
@@ -137,10 +129,7 @@ def _values(line: str) -> list[str]:
 
 
 def _parsed(item: Item) -> dict[str, Any] | list[Any] | None:
-    try:
-        value = json.loads(item.text)
-    except (ValueError, RecursionError):
-        return None
+    value = attempt(lambda: json.loads(item.text)).value
     return value if isinstance(value, dict | list) else None
 
 

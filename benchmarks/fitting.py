@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby, product
 from statistics import fmean
+from unittest.mock import patch
 
 from benchmarks import recall
 from benchmarks.data import Data
@@ -105,9 +106,6 @@ def numbers_without(name: str, data: Data) -> tuple[float, float]:
 @contextmanager
 def fitted_without(name: str, data: Data) -> Generator[None]:
     """Rank with numbers that never saw a set."""
-    usual = ranking.SETTING_WEIGHT, ranking.LENGTH
-    ranking.SETTING_WEIGHT, ranking.LENGTH = numbers_without(name, data)
-    try:
+    weight, length = numbers_without(name, data)
+    with patch.multiple(ranking, SETTING_WEIGHT=weight, LENGTH=length):
         yield
-    finally:
-        ranking.SETTING_WEIGHT, ranking.LENGTH = usual

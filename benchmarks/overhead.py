@@ -26,7 +26,6 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib import import_module
 from itertools import cycle, islice
 from pathlib import Path
@@ -57,20 +56,9 @@ from context_compiler.middleware import respond
 
 VIEW, RAW = 8_000, 10_000_000
 WARM = 3
+HOST = "the host alone"
+HEAD = ("messages", "way", "reach the model", "wall ms", "× host", "CPU ms", "× host", "cold ms")
 BLOCKS_HEAD = ("budget", "messages", "blocks", "median ms", "p90 ms", "first ms", "host, median ms", "median × host")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """Figures of one way to send one history."""
-
-    messages: int
-    way: str
-    wall_ms: float
-    cpu_ms: float
-    cold_ms: float
-    sent: int
-    """Messages that reached the model."""
 
 
 def history(count: int) -> list[ModelMessage]:
@@ -92,7 +80,7 @@ def history(count: int) -> list[ModelMessage]:
 def ways(folder: Path) -> dict[str, Callable[[], list[Any]]]:
     """Return the ways to send a history, by name, as functions that build their capabilities."""
     ways: dict[str, Callable[[], list[Any]]] = {
-        "the host alone": list,
+        HOST: list,
         "ProcessHistory doing nothing": lambda: [ProcessHistory(same)],
         "ours, raw sent": lambda: [_ours(folder / "raw.db", RAW)],
         "ours, raw sent, record off": lambda: [_ours(None, RAW, record="off")],
@@ -115,8 +103,8 @@ def _ours(store: Path | None, budget: int, **more: Any) -> ContextCompiler:
     return ContextCompiler("extractive", budget=budget, model="none", store=store, system=None, **more)
 
 
-async def measured(count: int, folder: Path, repeat: int) -> list[Row]:
-    """Measure all ways on one history, interleaved."""
+async def measured(count: int, folder: Path, repeat: int) -> list[list[str]]:
+    """Measure all ways on one history, interleaved: rows of a table, each compared with the host alone."""
     raw = ModelMessagesTypeAdapter.dump_json(history(count))
     seen: dict[str, int] = {}
     agents = {name: _agent(name, make(), seen) for name, make in ways(folder).items()}
@@ -129,17 +117,16 @@ async def measured(count: int, folder: Path, repeat: int) -> list[Row]:
             taken = await _once(agent, messages)
             if turn:
                 times[name].append(taken)
-    return [
-        Row(
-            messages=count,
-            way=name,
-            wall_ms=statistics.median(wall for wall, _ in taken),
-            cpu_ms=statistics.median(cpu for _, cpu in taken),
-            cold_ms=cold[name][0],
-            sent=seen[name],
-        )
+    medians = {
+        name: (statistics.median(wall for wall, _ in taken), statistics.median(cpu for _, cpu in taken))
         for name, taken in times.items()
-    ]
+    }
+    host_wall, host_cpu = medians[HOST]
+    rows: list[list[str]] = []
+    for name, (wall, cpu) in medians.items():
+        figures = (f"{wall:.1f}", f"{wall / host_wall:.2f}", f"{cpu:.1f}", f"{cpu / host_cpu:.2f}")
+        rows.append([f"{count:,}", name, f"{seen[name]:,}", *figures, f"{cold[name][0]:.0f}"])
+    return rows
 
 
 def _agent(name: str, capabilities: list[Any], seen: dict[str, int]) -> Agent[None, str]:
@@ -155,18 +142,6 @@ async def _once(agent: Agent[None, str], messages: list[ModelMessage]) -> tuple[
     wall, cpu = time.perf_counter(), time.process_time()
     await agent.run("And the next one?", message_history=messages)
     return (time.perf_counter() - wall) * 1000, (time.process_time() - cpu) * 1000
-
-
-def table(rows: list[Row]) -> str:
-    """Format the rows as markdown, each compared with the host alone on the same history."""
-    alone = {row.messages: row for row in rows if row.way == "the host alone"}
-    cells: list[list[str]] = []
-    for row in rows:
-        host = alone[row.messages]
-        wall = (f"{row.wall_ms:.1f}", f"{row.wall_ms / host.wall_ms:.2f}")
-        cpu = (f"{row.cpu_ms:.1f}", f"{row.cpu_ms / host.cpu_ms:.2f}")
-        cells.append([f"{row.messages:,}", row.way, f"{row.sent:,}", *wall, *cpu, f"{row.cold_ms:.0f}"])
-    return markdown(("messages", "way", "reach the model", "wall ms", "× host", "CPU ms", "× host", "cold ms"), cells)
 
 
 def conversation(data: Data, count: int) -> tuple[list[ModelMessage], list[str]]:
@@ -259,12 +234,12 @@ def main() -> None:
         budgets = [int(budget) for budget in options.budgets.split(",")]
         print(f"{machine()}\n\n{block_table(budgets, 2_000, options.questions)}")
         return
-    rows: list[Row] = []
+    rows: list[list[str]] = []
     for size in map(int, options.sizes.split(",")):
         with tempfile.TemporaryDirectory() as folder:
             print(f"{size:,} messages …", file=sys.stderr)
             rows += asyncio.run(measured(size, Path(folder), options.repeat))
-    print(f"{machine()}\n\n{table(rows)}")
+    print(f"{machine()}\n\n{markdown(HEAD, rows)}")
 
 
 if __name__ == "__main__":

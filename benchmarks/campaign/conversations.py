@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from pydantic import BaseModel
 from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults, ModelRetry
@@ -729,8 +730,5 @@ async def converse(case: Case, *, hostile: float = 0.02, counted: bool = False) 
 def clock(seconds: float) -> Iterator[None]:
     """Set the clock of this process forward or back."""
     real = time.time
-    time.time = lambda: real() + seconds
-    try:
+    with patch.object(time, "time", lambda: real() + seconds):
         yield
-    finally:
-        time.time = real

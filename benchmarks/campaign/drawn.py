@@ -95,16 +95,9 @@ class Drawn:
 
     def fact(self) -> str:
         """Draw a detail worth remembering word for word."""
-        random, number = self.random, self.random.randint(1, 999)
-        name = random.choice(NAMES)
-        return random.choice(
-            (
-                f"/srv/{name}/part_{number}.py",
-                f"OPS-{number}",
-                f"{number}.{number % 7} ms",
-                f"`{name} --limit {number}`",
-            )
-        )
+        number, name = self.random.randint(1, 999), self.random.choice(NAMES)
+        facts = (f"/srv/{name}/part_{number}.py", f"OPS-{number}", f"{number}.{number % 7} ms")
+        return self.random.choice((*facts, f"`{name} --limit {number}`"))
 
     def long(self) -> str:
         """Draw a text of thousands of words, on one or many lines."""

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks import recall
 from benchmarks.approaches import Approach
@@ -47,12 +48,9 @@ def _signs(name: str, data: Data) -> dict[str, float]:
     """Points that each sign adds to the evidence in views for which nothing is asked."""
     whole, added = _unasked(name, data), dict[str, float]()
     for signs in SIGNS:
-        for sign, weight in [*signs.items()]:
-            signs[sign] = 0.0
-            try:
+        for sign in [*signs]:
+            with patch.dict(signs, {sign: 0.0}):
                 added[sign] = 100 * (whole - _unasked(name, data))
-            finally:
-                signs[sign] = weight
     return added
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from statistics import fmean
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage
@@ -21,9 +20,8 @@ from benchmarks.measures import Measure, grid
 from benchmarks.peers.baselines import READER
 from benchmarks.results import Cell, Result
 from benchmarks.tables import by_set, columns_of, part, percent, ranked
-from context_compiler.compiler import references
 from context_compiler.compiler.metrics import PromptCache, Sent, figures
-from context_compiler.messages.history import Reading
+from context_compiler.compiler.references import ReferenceRecall
 from context_compiler.middleware.replay import LiveSession, replay, request_points
 
 NAME = "sessions"
@@ -35,23 +33,23 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
     sent: list[Sent] = []
     whole = 0.0
     intact = True
-    references_kept: list[Kept] = []
+    references: list[Kept] = []
     for messages in data.sessions(cell.data):
         if not request_points(messages):
             continue
         session = approach.session(cell.budget)
-        kept = Kept(messages, cell.budget)
+        kept = Kept(READER.read(messages), cell.budget, READER)
         sent += asyncio.run(replay(messages, session, READER, seen=kept.see))
         intact = intact and names(session.stored) in stored(messages)
         whole += everything(messages)
-        references_kept.append(kept)
+        references.append(kept)
     sums = figures(sent, cell.budget)
     return {
         **asdict(sums),
         "relative": sums.cost / whole,
         "intact": intact,
-        "references": [kept.all for kept in references_kept],
-        "references_long": [kept.long for kept in references_kept],
+        "references": [kept.shares for kept in references],
+        "references_long": [kept.long_shares for kept in references],
     }
 
 
@@ -74,39 +72,18 @@ def stored(messages: Sequence[ModelMessage]) -> list[tuple[str, ...]]:
     return [names(messages[:last]), names(host.stored)]
 
 
-class Kept:
-    """References of tool calls that the views of one session keep.
+class Kept(ReferenceRecall):
+    """References of tool calls that the views of one session keep, with the share of each call."""
 
-    This is the share of the ids and paths in a call's arguments that occurred earlier and that the view before the call
-    still holds with the words around them. A bare list of identifiers does not count. `long` are references last
-    mentioned further back than the budget.
-    """
+    @property
+    def shares(self) -> list[float]:
+        """Shares of the calls' references."""
+        return self._all
 
-    def __init__(self, messages: Sequence[ModelMessage], budget: int) -> None:
-        self.all: list[float] = []
-        self.long: list[float] = []
-        self._budget = budget
-        history = READER.read(messages)
-        self._said = references.texts(history)
-        self._calls = {call.position: call for call in references.calls([history], [self._said])}
-        self._texts: dict[str, str] = {}
-
-    def see(self, point: int, view: Sequence[ModelMessage]) -> None:
-        """Score the view that was sent before the response at `point`."""
-        call = self._calls.get(point)
-        if call is None:
-            return
-        shown = "\n".join(map(self._text, map(READER.one, view)))
-        before = self._said[:point]
-        hits = [(references.held(reference.text, before, shown), reference.distance) for reference in call.references]
-        self.all.append(fmean(hit for hit, _ in hits))
-        if far := [hit for hit, distance in hits if distance > self._budget]:
-            self.long.append(fmean(far))
-
-    def _text(self, reading: Reading) -> str:
-        if reading.name not in self._texts:
-            self._texts[reading.name] = references.message_text(reading)
-        return self._texts[reading.name]
+    @property
+    def long_shares(self) -> list[float]:
+        """The same for references last mentioned further back than the budget."""
+        return self._long
 
 
 COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {

@@ -62,15 +62,7 @@ __all__ = [
 _HOMES = {
     "testing.contexts": ("Contexts",),
     "testing.conversation": ("ContextFailure", "Conversation"),
-    "testing.evals": (
-        "EVALUATORS",
-        "InContext",
-        "NewestInContext",
-        "WithinBudget",
-        "case_of",
-        "dataset_of",
-        "replaying",
-    ),
+    "testing.evals": "EVALUATORS InContext NewestInContext WithinBudget case_of dataset_of replaying".split(),
     "testing.live_runs": ("LiveConversation", "live", "live_async"),
     "testing.planting": ("Plant", "Planted", "Survival", "plant"),
     "testing.recording": ("Recording", "RecordingError", "read_recording", "recorded", "recorded_async"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,19 +60,16 @@ class Conversation:
 
     def after_turn(self, turn: int) -> Conversation:
         """Only the requests of later turns."""
-        return self._where(lambda request: request.turn > turn)
+        return self._with([request for request in self.requests if request.turn > turn])
 
     def at_turn(self, turn: int) -> Conversation:
         """Only the requests of one turn."""
-        return self._where(lambda request: request.turn == turn)
+        return self._with([request for request in self.requests if request.turn == turn])
 
     @property
     def last(self) -> Conversation:
         """Only the last request."""
         return self._with(self.requests[-1:])
-
-    def _where(self, wanted: Callable[[Request], bool]) -> Conversation:
-        return self._with([request for request in self.requests if wanted(request)])
 
     def _with(self, requests: list[Request]) -> Conversation:
         narrowed = copy(self)

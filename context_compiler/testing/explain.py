@@ -126,7 +126,7 @@ def _keeps(conversation: Conversation, request: Request, text: str, budget: int,
     return changed is not None and flat(text) in flat(changed)
 
 
-def _view_text(conversation: Conversation, request: Request, budget: int, rules: Sequence[str] = ()) -> str:
+def _view_text(conversation: Conversation, request: Request, budget: int, rules: Sequence[str]) -> str:
     """Text of the view of a request's history under a changed compiler, which keeps no record and asks no model."""
     changed = {"budget": max(1, budget - request.fixed), "model": "none", "store": None}
     current: ContextCompiler = conversation.compiler or ContextCompiler(system=None)

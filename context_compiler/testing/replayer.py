@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -11,16 +10,8 @@ from typing import Any, cast
 from pydantic_ai import Agent, DeferredToolRequests, ExternalToolset, RunContext, ToolDefinition
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, UserPromptPart
-from pydantic_ai.models import (
-    CompletedStreamedResponse,
-    Model,
-    ModelRequestContext,
-    ModelRequestParameters,
-    StreamedResponse,
-)
+from pydantic_ai.models import Model, ModelRequestContext
 from pydantic_ai.models.function import AgentInfo, FunctionModel
-from pydantic_ai.models.wrapper import WrapperModel
-from pydantic_ai.settings import ModelSettings
 
 from context_compiler.errors import ContextCompilerError
 from context_compiler.middleware.capability import ContextCompiler
@@ -165,7 +156,7 @@ class Replayer(Watcher):
 
     def wrap(self, model: Model) -> Model:
         """Answer the next request from the recording."""
-        return WatchedModel(_RecordedModel(model, self._answer), self.received, self.answered)
+        return WatchedModel(model, self.received, self.answered, self._answer)
 
     def _answer(self) -> ModelResponse:
         point = self._points.pop(0)
@@ -227,33 +218,6 @@ class Replayer(Watcher):
         """Return the recorded result of a call; the tool itself is never called."""
         parts: list[Any] = [part for message in self._next() for part in message.parts]
         return next((part.content for part in parts if getattr(part, "tool_call_id", None) == call.tool_call_id), "")
-
-
-class _RecordedModel(WrapperModel):
-    """A model that gives recorded answers."""
-
-    def __init__(self, wrapped: Model, answer: Callable[[], ModelResponse]) -> None:
-        super().__init__(wrapped)
-        self._answer = answer
-
-    async def request(
-        self,
-        messages: list[ModelMessage],
-        model_settings: ModelSettings | None,
-        model_request_parameters: ModelRequestParameters,
-    ) -> ModelResponse:
-        return self._answer()
-
-    @asynccontextmanager
-    async def request_stream(
-        self,
-        messages: list[ModelMessage],
-        model_settings: ModelSettings | None,
-        model_request_parameters: ModelRequestParameters,
-        run_context: RunContext[Any] | None = None,
-    ) -> AsyncGenerator[StreamedResponse]:
-        parameters = model_request_parameters
-        yield CompletedStreamedResponse(self._answer(), model_request_parameters=parameters, replay_events=True)
 
 
 def _stand_in(messages: Sequence[ModelMessage]) -> Agent[None, Any]:

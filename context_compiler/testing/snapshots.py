@@ -39,19 +39,19 @@ def snapshot_text(conversation: Conversation) -> str:
 def _changes(before: Request | None, request: Request) -> Iterator[str]:
     old = before.readings if before else ()
     if before is None or before.beside != request.beside:
-        yield from _written("+", "instructions and tools", request.beside)
+        yield from _written("instructions and tools", request.beside)
     names = [[reading.name for reading in readings] for readings in (old, request.readings)]
     for _, start, stop, first, last in SequenceMatcher(None, *names, autojunk=False).get_opcodes():
         if names[0][start:stop] == names[1][first:last]:
             continue
         yield from (f"- {role(reading)}: {_begins(reading)}" for reading in old[start:stop])
         for reading in request.readings[first:last]:
-            yield from _written("+", role(reading), reading_text(reading))
+            yield from _written(role(reading), reading_text(reading))
 
 
-def _written(sign: str, name: str, text: str) -> list[str]:
+def _written(name: str, text: str) -> list[str]:
     first, *rest = safe(text).strip().splitlines() or [""]
-    return [f"{sign} {name}: {first}".rstrip(), *(f"{sign}   {line}".rstrip() for line in rest)] if text.strip() else []
+    return [f"+ {name}: {first}".rstrip(), *(f"+   {line}".rstrip() for line in rest)] if text.strip() else []
 
 
 def _begins(reading: Reading) -> str:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic_ai import RunContext
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
 from pydantic_ai.messages import ModelMessage, ModelResponse
-from pydantic_ai.models import Model, ModelRequestContext, ModelRequestParameters, StreamedResponse
+from pydantic_ai.models import (
+    CompletedStreamedResponse,
+    Model,
+    ModelRequestContext,
+    ModelRequestParameters,
+    StreamedResponse,
+)
 from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
 
@@ -113,10 +119,11 @@ class WatchedModel(WrapperModel):
         wrapped: Model,
         received: Callable[[Sequence[ModelMessage], ModelRequestParameters], None],
         answered: Callable[[ModelResponse], None],
+        answer: Callable[[], ModelResponse] | None = None,
     ) -> None:
-        """Wrap a model."""
+        """Wrap a model, which is not asked if there is an `answer`."""
         super().__init__(wrapped)
-        self._received, self._answered = received, answered
+        self._received, self._answered, self._answer = received, answered, answer
 
     async def request(
         self,
@@ -126,7 +133,10 @@ class WatchedModel(WrapperModel):
     ) -> ModelResponse:
         """Report a request, and answer it."""
         self._received(messages, model_request_parameters)
-        response = await super().request(messages, model_settings, model_request_parameters)
+        if self._answer is None:
+            response = await super().request(messages, model_settings, model_request_parameters)
+        else:
+            response = self._answer()
         self._answered(response)
         return response
 
@@ -140,7 +150,15 @@ class WatchedModel(WrapperModel):
     ) -> AsyncGenerator[StreamedResponse]:
         """Report a request, and stream its answer."""
         self._received(messages, model_request_parameters)
-        async with super().request_stream(messages, model_settings, model_request_parameters, run_context) as stream:
+        parameters = model_request_parameters
+        if self._answer is None:
+            opened = super().request_stream(messages, model_settings, parameters, run_context)
+        else:
+            recorded = CompletedStreamedResponse(
+                self._answer(), model_request_parameters=parameters, replay_events=True
+            )
+            opened = nullcontext(recorded)
+        async with opened as stream:
             yield stream
             self._answered(stream.get())
 

@@ -19,15 +19,7 @@ from context_compiler.record.browse import SORTS, SessionFilter
 from context_compiler.resilience import attempt
 from context_compiler.web.compare import Comparisons, DiffPage, ReplayPage, Wanted
 from context_compiler.web.compiles import CompilePage, load_compile
-from context_compiler.web.data import (
-    VERDICTS,
-    BadRequest,
-    Inspector,
-    MessagePage,
-    RequestPage,
-    SessionPage,
-    WhyPage,
-)
+from context_compiler.web.data import VERDICTS, BadRequest, Inspector, MessagePage, RequestPage, SessionPage, WhyPage
 from context_compiler.web.export import ExportPage, load_export
 from context_compiler.web.home import KINDS, Home, Overview, SessionsPage
 from context_compiler.web.pipelines import RunPage, RunsPage, load_run, load_runs
@@ -105,36 +97,26 @@ class Parameter:
 Values = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Readers of one record, each with its own cache."""
+    """Readers of one record, each with its own cache.
 
-    inspector: Inspector
-    facts: FactSearch
-    timelines: Timelines
-    comparisons: Comparisons
-    home: Home
-    settings: SessionSettings
-    runs: str
-    """Store of pipeline runs."""
-    owner: str | None
-    """Owner whose runs are shown; None shows those of all owners."""
+    Args:
+        inspector: Reader of the record.
+        runs: Store of pipeline runs.
+        owner: Owner whose runs are shown; None shows those of all owners.
+        vault: Folder of the vault.
+        system: Folder of the chats' transcripts.
+    """
 
-    @classmethod
-    def of(
-        cls, inspector: Inspector, runs: str, owner: str | None, *, vault: Path | None, system: Path | None
-    ) -> Sources:
-        """Create all readers for one inspector and a store of runs."""
-        return cls(
-            inspector=inspector,
-            facts=FactSearch(inspector),
-            timelines=Timelines(inspector),
-            comparisons=Comparisons(inspector),
-            settings=SessionSettings(inspector),
-            home=Home(inspector, runs, vault=vault, system=system),
-            runs=runs,
-            owner=owner,
-        )
+    def __init__(
+        self, inspector: Inspector, runs: str, owner: str | None, *, vault: Path | None, system: Path | None
+    ) -> None:
+        self.inspector, self.runs, self.owner = inspector, runs, owner
+        self.facts = FactSearch(inspector)
+        self.timelines = Timelines(inspector)
+        self.comparisons = Comparisons(inspector)
+        self.settings = SessionSettings(inspector)
+        self.home = Home(inspector, runs, vault=vault, system=system)
 
 
 Load = Callable[[Sources, Values], Awaitable[Any]]
@@ -154,17 +136,6 @@ class Resource:
     parameters: tuple[Parameter, ...] = ()
     beside: Mapping[str, str] = field(default_factory=dict[str, str])
     """Names of other resources that the page shows too, by their variable in its template."""
-
-    @property
-    def route(self) -> str:
-        """Path in the syntax of the router, with the types of its parameters."""
-        path = self.path
-        for parameter in self.parameters:
-            path = path.replace(
-                f"{{{parameter.name}}}",
-                f"{{{parameter.name}:path}}" if parameter.name == "file" else f"{{{parameter.name}}}",
-            )
-        return path
 
     def parse(self, path: Mapping[str, str], query: Mapping[str, str]) -> dict[str, Any]:
         """Parse the values of all parameters.
@@ -217,18 +188,6 @@ async def _with_words(sources: Sources, listed: SessionsPage, text: str, *, near
         now = page.stretches[-1].forms if page.had or page.mentioned else None
         sessions[index] = replace(session, said=said, now=now)
     return replace(listed, near=near, sessions=tuple(sessions))
-
-
-async def _overview(sources: Sources, values: Values) -> Overview:
-    return await sources.home.overview()
-
-
-async def _fact(sources: Sources, values: Values) -> FactPage:
-    return await sources.facts.session(values["number"], values["q"])
-
-
-async def _timeline(sources: Sources, values: Values) -> Timeline:
-    return await sources.timelines.timeline(values["number"], page=values.get("stretch", 1))
 
 
 async def _diff(sources: Sources, values: Values) -> DiffPage:
@@ -288,7 +247,7 @@ RESOURCES: tuple[Resource, ...] = (
         name="overview",
         about="Requests, tokens and money saved, compiles and fallbacks of all sessions, in total and over time.",
         result=Overview,
-        load=_overview,
+        load=lambda sources, values: sources.home.overview(),
         has_page=False,
     ),
     Resource(
@@ -307,7 +266,7 @@ RESOURCES: tuple[Resource, ...] = (
         name="timeline",
         about="Raw, sent and shared tokens of a session's requests, oldest first, and their cost.",
         result=Timeline,
-        load=_timeline,
+        load=lambda sources, values: sources.timelines.timeline(values["number"], page=values["stretch"]),
         has_page=False,
         parameters=(_number("Number of the session."), STRETCH),
     ),
@@ -316,7 +275,7 @@ RESOURCES: tuple[Resource, ...] = (
         name="fact",
         about="History of a fact: which requests contained it, in which form, and when it was dropped.",
         result=FactPage,
-        load=_fact,
+        load=lambda sources, values: sources.facts.session(values["number"], values["q"]),
         parameters=(_number("Number of the session."), Parameter(name="q", about="The fact.", default="")),
     ),
     Resource(
@@ -351,12 +310,7 @@ RESOURCES: tuple[Resource, ...] = (
         about="Pinned messages of a session, manual compiles and undos, and a preview of a compile without a model.",
         result=SteeringPage,
         load=lambda sources, values: load_steering(
-            sources.inspector,
-            values["number"],
-            preview=values["preview"] == "yes",
-            focus=values["focus"],
-            start=values["start"],
-            page=values["page"],
+            sources.inspector, **{**values, "preview": values["preview"] == "yes"}
         ),
         parameters=(
             _number("Number of the session."),
@@ -379,7 +333,7 @@ RESOURCES: tuple[Resource, ...] = (
         name="request",
         about="One request: its figures and its messages in order, each with the reason why it is there.",
         result=RequestPage,
-        load=lambda sources, values: sources.inspector.request(values["number"], page=values["page"]),
+        load=lambda sources, values: sources.inspector.request(**values),
         parameters=(_number("Number of the request."), PAGE),
     ),
     Resource(
@@ -387,7 +341,7 @@ RESOURCES: tuple[Resource, ...] = (
         name="message",
         about="One message of a request, formatted and as stored on the record.",
         result=MessagePage,
-        load=lambda sources, values: sources.inspector.message(values["number"], values["index"]),
+        load=lambda sources, values: sources.inspector.message(**values),
         parameters=(
             _number("Number of the request."),
             Parameter(name="index", about="Position of the message, from 0.", number=True, least=0),
@@ -398,20 +352,13 @@ RESOURCES: tuple[Resource, ...] = (
         name="why",
         about="Raw history of a request: whether each message is in the request, and the step that decided it.",
         result=WhyPage,
-        load=lambda sources, values: sources.inspector.why(
-            values["number"], page=values["page"], only=values["only"], message=values["message"]
-        ),
+        load=lambda sources, values: sources.inspector.why(**values),
         parameters=(
             _number("Number of the request."),
             Parameter(
                 name="message", about="Show only this message, such as m12, and what would have kept it.", default=""
             ),
-            Parameter(
-                name="only",
-                about="Show only messages with this verdict.",
-                default="",
-                choices=("", *VERDICTS),
-            ),
+            Parameter(name="only", about="Show only messages with this verdict.", default="", choices=("", *VERDICTS)),
             PAGE,
         ),
     ),
@@ -441,18 +388,9 @@ RESOURCES: tuple[Resource, ...] = (
         parameters=(
             _number("Number of the request."),
             Parameter(name="template", about="Template; empty as it was.", default=""),
+            Parameter(name="budget", about="Tokens; empty as it was.", number=True, default=0, most=10**9),
             Parameter(
-                name="budget",
-                about="Tokens; empty as it was.",
-                number=True,
-                default=0,
-                most=10**9,
-            ),
-            Parameter(
-                name="fidelity",
-                about="Fidelity; empty as it was.",
-                default="",
-                choices=("", *map(str, Fidelity)),
+                name="fidelity", about="Fidelity; empty as it was.", default="", choices=("", *map(str, Fidelity))
             ),
             RECALL,
             Parameter(

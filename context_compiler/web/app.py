@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from threading import Thread
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic_ai.models import Model
@@ -37,7 +35,7 @@ from context_compiler.web.data import BadRequest, Inspector
 from context_compiler.web.export import FORMS
 from context_compiler.web.live import live_events
 from context_compiler.web.pages import link, load_pages, menu, render, static_files
-from context_compiler.web.steering import STEERING_PATHS, SteeringPages
+from context_compiler.web.steering import STEERING_PATHS, steering_routes
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -55,24 +53,15 @@ HEADERS = {
 """Headers of every response."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """Conditions for every request: the host names of the server, and its token."""
-
-    hosts: frozenset[str] = LOOPBACK
-    token: str | None = None
-    """None requires no token."""
-
-
 class Guard:
     """Middleware that refuses unknown hosts, cross-site writes and missing tokens, and sets security headers.
 
     The check of `Host` prevents DNS rebinding: a page of another site whose name resolves to this address sends its
-    own name.
+    own name. Without a token, none is required.
     """
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self.app, self.access = app, access
+    def __init__(self, app: ASGIApp, hosts: frozenset[str], token: str | None) -> None:
+        self.app, self.hosts, self.token = app, hosts, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -97,7 +86,7 @@ class Guard:
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         host = headers.get("host", "")
-        if _hostname(host) not in self.access.hosts:
+        if _hostname(host) not in self.hosts:
             return _refuse(403, f"unknown host {host[:80]!r}: this server does not have that name")
         if not _same_site(headers, host):
             if scope["method"] not in SAFE:
@@ -109,23 +98,20 @@ class Guard:
         return None
 
     def _has_token(self, scope: Scope, headers: Headers) -> bool:
-        if self.access.token is None:
+        if self.token is None:
             return True
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
         tokens = (bearer, Request(scope).cookies.get(COOKIE, ""), _query_token(scope))
-        return any(secrets.compare_digest(token.encode(), self.access.token.encode()) for token in tokens if token)
+        return any(secrets.compare_digest(token.encode(), self.token.encode()) for token in tokens if token)
 
     def _new_cookie(self, scope: Scope) -> str:
         """Return the token in the address of a page, to move it from the address to a cookie; empty if none."""
         is_page = scope["method"] == "GET" and not scope["path"].startswith("/api")
-        return _query_token(scope) if is_page and self.access.token else ""
+        return _query_token(scope) if is_page and self.token else ""
 
 
 def _hostname(host: str) -> str:
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    return attempt(lambda: urlsplit(f"//{host}").hostname).value or ""
 
 
 def _same_site(headers: Headers, host: str) -> bool:
@@ -184,14 +170,11 @@ def create_app(
     store = open_place(db, read_only=True).scoped(owner)
     places = {"vault": vault_of(vault, owner), "system": None if system is None else Path(system)}
     inspector = Inspector(store, **places)
-    sources = Sources.of(inspector, str(runs), owner, **places)
+    sources = Sources(inspector, str(runs), owner, **places)
     app = Starlette(
         routes=_routes(inspector, sources, chats, model or (chats.model if chats is not None else None)),
-        middleware=[Middleware(Guard, access=Access(hosts=LOOPBACK | frozenset(hosts), token=token))],
-        exception_handlers={
-            ContextCompilerError: _error_response,
-            HTTPException: _error_response,
-        },
+        middleware=[Middleware(Guard, hosts=LOOPBACK | frozenset(hosts), token=token)],
+        exception_handlers={ContextCompilerError: _error_response, HTTPException: _error_response},
         lifespan=lambda app: _lifespan(chats),
     )
     app.state.inspector = inspector
@@ -205,102 +188,78 @@ def _routes(
 ) -> list[Route]:
     """Return all routes, in the order in which an address is compared with them."""
     return [
-        *SteeringPages(inspector, model).routes(),
+        *steering_routes(inspector, model),
         *(ChatPages(chats, sources.home).routes() if chats is not None else [Route("/chat", _no_chat)]),
         Route("/", _home),
-        Route("/find", _find(sources)),
+        Route("/find", partial(_find, sources=sources)),
         *(
-            Route(resource.route, _page(resource, sources), name=resource.name)
-            for resource in RESOURCES
-            if resource.has_page
+            Route(one.path, partial(_page, resource=one, sources=sources), name=one.name)
+            for one in RESOURCES
+            if one.has_page
         ),
-        *(Route(f"/api{resource.route}", _answer(resource, sources)) for resource in RESOURCES),
-        Route("/requests/{number}/export/{form}", _download(sources)),
-        Route("/live", _live(inspector)),
+        *(Route(f"/api{one.path}", partial(_answer, resource=one, sources=sources)) for one in RESOURCES),
+        Route("/requests/{number}/export/{form}", partial(_download, sources=sources)),
+        Route("/live", partial(_live, inspector=inspector)),
         Route("/api/openapi.json", _openapi),
         Route("/static/{name}", _static),
     ]
 
 
-Endpoint = Callable[[Request], Awaitable[Response]]
-
-
-def _page(resource: Resource, sources: Sources) -> Endpoint:
-    others = {name: _resource(other) for name, other in resource.beside.items()}
-
-    async def answer(request: Request) -> Response:
-        parameters = resource.parse(request.path_params, request.query_params)
-        sources.inspector.warm()
-        store = sources.inspector.store
-        if resource.name == "sessions" and isinstance(store, SQLiteStore) and not locate(store.path).exists():
-            values = {"here": "sessions", "db": store.place, "others": other_records(store.path)}
-            return HTMLResponse(render("nothing.html", menu=request.app.state.menu(), **values))
-        value = await resource.load(sources, parameters)
-        more: dict[str, Any] = {name: await other.load(sources, parameters) for name, other in others.items()}
-        more |= {"here": resource.name, "db": str(sources.inspector.store.place), "menu": request.app.state.menu()}
-        return HTMLResponse(render(f"{resource.name}.html", it=value, **more))
-
-    return answer
+async def _page(request: Request, resource: Resource, sources: Sources) -> Response:
+    parameters = resource.parse(request.path_params, request.query_params)
+    sources.inspector.warm()
+    store = sources.inspector.store
+    if resource.name == "sessions" and isinstance(store, SQLiteStore) and not locate(store.path).exists():
+        values = {"here": "sessions", "db": store.place, "others": other_records(store.path)}
+        return HTMLResponse(render("nothing.html", menu=request.app.state.menu(), **values))
+    value = await resource.load(sources, parameters)
+    others = {name: await _resource(other).load(sources, parameters) for name, other in resource.beside.items()}
+    frame = {"here": resource.name, "db": str(store.place), "menu": request.app.state.menu()}
+    return HTMLResponse(render(f"{resource.name}.html", it=value, **others, **frame))
 
 
 def _resource(name: str) -> Resource:
     return next(one for one in RESOURCES if one.name == name)
 
 
-def _answer(resource: Resource, sources: Sources) -> Endpoint:
-    async def answer(request: Request) -> Response:
-        value = await resource.load(sources, resource.parse(request.path_params, request.query_params))
-        return Response(to_json(resource, value), media_type="application/json")
-
-    return answer
+async def _answer(request: Request, resource: Resource, sources: Sources) -> Response:
+    value = await resource.load(sources, resource.parse(request.path_params, request.query_params))
+    return Response(to_json(resource, value), media_type="application/json")
 
 
-def _download(sources: Sources) -> Endpoint:
-    resource = _resource("export")
-
-    async def answer(request: Request) -> Response:
-        form = request.path_params["form"]
-        if form not in FORMS:
-            raise NotFound(f"unknown export {form[:40]!r}; use one of {', '.join(FORMS)}")
-        value = await resource.load(sources, resource.parse(request.path_params, {}))
-        ending, kind = FORMS[form]
-        name = f"request-{value.request.id}{ending}"
-        headers = {"content-disposition": f'attachment; filename="{name}"'}
-        return Response(getattr(value, form), media_type=kind, headers=headers)
-
-    return answer
+async def _download(request: Request, sources: Sources) -> Response:
+    resource, form = _resource("export"), request.path_params["form"]
+    if form not in FORMS:
+        raise NotFound(f"unknown export {form[:40]!r}; use one of {', '.join(FORMS)}")
+    value = await resource.load(sources, resource.parse(request.path_params, {}))
+    ending, kind = FORMS[form]
+    headers = {"content-disposition": f'attachment; filename="request-{value.request.id}{ending}"'}
+    return Response(getattr(value, form), media_type=kind, headers=headers)
 
 
-def _live(inspector: Inspector) -> Endpoint:
-    async def answer(request: Request) -> Response:
-        asked = request.query_params.get("session", "")
-        session = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 16 else None
-        events = live_events(
-            inspector,
-            session,
-            lambda rows, writing: render("live.html", requests=rows, under_way=writing),
-            since=request.headers.get("last-event-id") or request.query_params.get("since", ""),
-            is_ending=request.app.state.is_ending,
-        )
-        return StreamingResponse(events, media_type="text/event-stream")
-
-    return answer
+async def _live(request: Request, inspector: Inspector) -> Response:
+    asked = request.query_params.get("session", "")
+    session = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 16 else None
+    events = live_events(
+        inspector,
+        session,
+        lambda rows, writing: render("live.html", requests=rows, under_way=writing),
+        since=request.headers.get("last-event-id") or request.query_params.get("since", ""),
+        is_ending=request.app.state.is_ending,
+    )
+    return StreamingResponse(events, media_type="text/event-stream")
 
 
 async def _home(request: Request) -> Response:
     return RedirectResponse("/sessions")
 
 
-def _find(sources: Sources) -> Endpoint:
+async def _find(request: Request, sources: Sources) -> Response:
     """Lead from words to their history: in their session, or to all sessions with them if there are several."""
-
-    async def answer(request: Request) -> Response:
-        words = request.query_params.get("q", "").strip()[:MAX_PARAMETER].replace("\x00", "")
-        sessions = (await sources.facts.sessions(words)).numbers if words else ()
-        here = link(f"/sessions/{sessions[0]}/fact", q=words) if len(sessions) == 1 else link("/sessions", text=words)
-        return RedirectResponse(here, 303)
-
-    return answer
+    words = request.query_params.get("q", "").strip()[:MAX_PARAMETER].replace("\x00", "")
+    sessions = (await sources.facts.sessions(words)).numbers if words else ()
+    here = link(f"/sessions/{sessions[0]}/fact", q=words) if len(sessions) == 1 else link("/sessions", text=words)
+    return RedirectResponse(here, 303)
 
 
 async def _openapi(request: Request) -> Response:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 from starlette.requests import Request
@@ -235,12 +236,8 @@ ENDPOINTS = (
 """Endpoints of the chat API, except those that steer a chat."""
 
 
-def _chat_paths() -> dict[str, Any]:
-    paths: dict[str, Any] = {}
-    for endpoint in ENDPOINTS:
-        paths.setdefault(endpoint.path, {})[endpoint.method] = endpoint.operation()
-    return paths | operations("/api/chat", _SESSION, busy=True)
-
-
-CHAT_PATHS = _chat_paths()
+CHAT_PATHS: dict[str, Any] = {
+    path: {endpoint.method: endpoint.operation() for endpoint in endpoints}
+    for path, endpoints in groupby(ENDPOINTS, lambda endpoint: endpoint.path)
+} | operations("/api/chat", _SESSION, busy=True)
 """OpenAPI paths of the chat endpoints."""

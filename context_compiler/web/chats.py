@@ -24,7 +24,6 @@ from pydantic_ai.models import Model
 from context_compiler.chat.reconcile import visible_turns
 from context_compiler.chat.session import ChatSession, Reply
 from context_compiler.compiler.steering import Pin
-from context_compiler.compiler.view import View
 from context_compiler.errors import ContextCompilerError, SettingsError
 from context_compiler.messages.bodies import load_messages
 from context_compiler.messages.history import reader_of
@@ -117,7 +116,6 @@ class Chat:
         self._rendered_at = 0.0
         self._requests: dict[int, int] = {}
         self._pinned: set[int] = set()
-        self.view: View | None = None
         self.session = ChatSession(
             agent_of(defaults.model),
             name,
@@ -205,10 +203,9 @@ class Chat:
             self._rendered_at = monotonic()
 
     def _link(self, reply: Reply | None) -> None:
-        view = reply.view if reply is not None else None
-        if view is not None and view.record is not None and view.record.id is not None:
-            self.view = view
-            self._requests[len(visible_turns(self.session.messages)) - 1] = view.record.id
+        record = reply.view.record if reply is not None and reply.view is not None else None
+        if record is not None and record.id is not None:
+            self._requests[len(visible_turns(self.session.messages)) - 1] = record.id
 
     def _figures(self, reply: Reply | None) -> dict[str, Any]:
         if reply is None:
@@ -280,11 +277,8 @@ class Chat:
         if self.answering:
             html = markdown(self._shown) if len(self._shown) <= RENDERED else ""
             pending = {"prompt": self._prompt, "text": self._shown, "html": html}
-        return {
-            "turns": len(visible_turns(self.session.messages)),
-            "pending": pending,
-            **self._figures(self.session.last),
-        }
+        turns = len(visible_turns(self.session.messages))
+        return {"turns": turns, "pending": pending, **self._figures(self.session.last)}
 
     async def events(self, is_ending: Callable[[], bool]) -> AsyncIterator[str]:
         """Send the events of this chat from now on, as server-sent events, until the server ends."""

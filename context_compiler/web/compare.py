@@ -18,14 +18,8 @@ from context_compiler.compiler.view import View, message_origins, show_message
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
 from context_compiler.messages.display import Bar, ShownMessage, bars
-from context_compiler.messages.history import History, Reader, Reading, reader_of
-from context_compiler.middleware.again import (
-    BUDGET,
-    compile_again,
-    differs,
-    recorded_settings,
-    whole_tokens,
-)
+from context_compiler.messages.history import Reader, Reading, reader_of
+from context_compiler.middleware.again import BUDGET, compile_again, differs, recorded_settings, whole_tokens
 from context_compiler.middleware.remedies import places
 from context_compiler.record import browse
 from context_compiler.record.browse import RequestRow
@@ -152,12 +146,12 @@ class Comparisons:
             tokens = 0 if other is None else other.tokens_sent
             shared = common if other in (None, first) else browse.common_length(db, other.view_tip, row.view_tip)
             pairs = match_messages([node.content for node in left], [node.content for node in sent.view])
-        entries = list(fold_entries(pairs, _equal(pairs, left, sent.view), shared))
-        pages = Pages(page=page, size=PAGE, total=len(entries))
-        rows = self._rows(
-            entries[pages.offset : pages.offset + PAGE],
-            lambda positions: self._read(db, [left[position] for position in positions]),
-            lambda positions: self._read(db, [sent.view[position] for position in positions]),
+        equal = [a is not None and b is not None and left[a].content == sent.view[b].content for a, b in pairs]
+        rows, pages = self._rows(
+            list(fold_entries(pairs, equal, shared)),
+            page,
+            lambda positions: self.inspector.host_messages(db, [left[position] for position in positions]),
+            lambda positions: self.inspector.host_messages(db, [sent.view[position] for position in positions]),
         )
         return DiffPage(
             **header,
@@ -165,16 +159,17 @@ class Comparisons:
             common=shared,
             messages=(len(left), len(sent.view)),
             tokens=(tokens, row.tokens_sent),
-            rows=tuple(rows),
+            rows=rows,
             pages=pages,
             choice=choice,
         )
 
-    def _read(self, db: Database, nodes: Sequence[browse.Node]) -> list[ModelMessage]:
-        return self.inspector.host_messages(db, nodes)
-
-    def _rows(self, entries: Sequence[Entry], left: ReadMessages, right: ReadMessages) -> Iterator[DiffRow]:
-        """Build the rows of entries; the messages of each side are read in one call."""
+    def _rows(
+        self, every: Sequence[Entry], page: int, left: ReadMessages, right: ReadMessages
+    ) -> tuple[tuple[DiffRow, ...], Pages]:
+        """Build the rows of a page of entries; the messages of each side are read in one call."""
+        pages = Pages(page=page, size=PAGE, total=len(every))
+        entries, rows = every[pages.offset : pages.offset + PAGE], list[DiffRow]()
         sides: list[dict[int, ShownMessage]] = []
         for side, read in ((0, left), (1, right)):
             wanted = [entry.pair[side] for entry in entries if entry.kind not in ("fold", "prefix")]
@@ -182,13 +177,14 @@ class Comparisons:
             sides.append(dict(zip(positions, self._show(positions, read(positions)), strict=True)))
         for entry in entries:
             if entry.kind in ("fold", "prefix"):
-                yield DiffRow(kind=entry.kind, count=entry.count)
+                rows.append(DiffRow(kind=entry.kind, count=entry.count))
                 continue
             before, after = (
                 None if position is None else side[position] for side, position in zip(sides, entry.pair, strict=True)
             )
             words = difference(before, after) if entry.kind == "changed" and before and after else ()
-            yield DiffRow(kind=entry.kind, before=before, after=after, words=words)
+            rows.append(DiffRow(kind=entry.kind, before=before, after=after, words=words))
+        return tuple(rows), pages
 
     def _show(self, positions: Sequence[int], messages: Sequence[ModelMessage]) -> list[ShownMessage]:
         history = self._reader.read(messages)
@@ -213,7 +209,10 @@ class Comparisons:
         view = await self._compile(wanted, raw, row, record) if asked else None
         replayed = sent if view is None else view.messages
         tokens = row.tokens_sent if view is None else whole_tokens(view, record)
-        others = origins if view is None else _origins(view, self._reader.read(replayed))
+        if view is None:
+            others = origins
+        else:
+            others = [origin.raw for origin in message_origins(view, None, self._reader.read(replayed))]
         rows, pages = self._beside(sent, replayed, origins, others, page)
         bar = sections if view is None else {FIXED: 0, **view.ledger["tokens"]} | {FIXED: fixed_tokens(record)}
         return ReplayPage(
@@ -243,7 +242,7 @@ class Comparisons:
     ) -> tuple[dict[str, Any], list[ModelMessage], list[ModelMessage], Record, Sequence[int | None]]:
         row, record = request_of(db, number)
         traced = self.inspector.trace(db, row, record)
-        sent, raw = (self._read(db, nodes) for nodes in (traced.view, traced.raw))
+        sent, raw = (self.inspector.host_messages(db, nodes) for nodes in (traced.view, traced.raw))
         return header_of(db, row), sent, raw, record, traced.origin
 
     async def _compile(self, wanted: Wanted, raw: list[ModelMessage], row: RequestRow, record: Record) -> View:
@@ -276,15 +275,12 @@ class Comparisons:
         )
         pairs = match_messages(_names(sent_origins), _names(view_origins), replaced=False)
         equal = [a is not None and b is not None and left[a] == right[b] for a, b in pairs]
-        entries = list(fold_entries(pairs, equal, 0))
-        pages = Pages(page=page, size=PAGE, total=len(entries))
-        shown = entries[pages.offset : pages.offset + PAGE]
-        rows = self._rows(
-            shown,
+        return self._rows(
+            list(fold_entries(pairs, equal, 0)),
+            page,
             lambda positions: [sent[position] for position in positions],
             lambda positions: [view[position] for position in positions],
         )
-        return tuple(rows), pages
 
 
 ReadMessages = Callable[[Sequence[int]], list[ModelMessage]]
@@ -322,11 +318,6 @@ def _match_origins(sent: Sent) -> list[Pair]:
     return [*pairs, *((raw, None) for raw in range(start, len(sent.raw)))]
 
 
-def _origins(view: View, sent: History) -> list[int | None]:
-    """Raw position of each message of a replay; None for one that was written for it."""
-    return [origin.raw for origin in message_origins(view, None, sent)]
-
-
 def _names(origins: Sequence[int | None]) -> list[str]:
     """Name of each message: its raw position, or its number among those that were written for the view."""
     written = count()
@@ -336,10 +327,6 @@ def _names(origins: Sequence[int | None]) -> list[str]:
 def _plain(reading: Reading) -> list[tuple[object, ...]]:
     """The parts of a message, without what a replay cannot repeat, such as ids and usage."""
     return [(item.kind, item.tool, item.text) for item in reading.items]
-
-
-def _equal(pairs: Sequence[Pair], left: Sequence[browse.Node], right: Sequence[browse.Node]) -> list[bool]:
-    return [a is not None and b is not None and left[a].content == right[b].content for a, b in pairs]
 
 
 def fold_entries(pairs: Sequence[Pair], equal: Sequence[bool], common: int) -> Iterator[Entry]:

@@ -16,11 +16,11 @@ from context_compiler.messages.spans import positions
 from context_compiler.messages.turns import outline, pair
 from context_compiler.record import browse
 from context_compiler.record.browse import SessionRow
+from context_compiler.record.costs import compile_cost
 from context_compiler.record.database import Database
 from context_compiler.record.rows import prefix
 from context_compiler.record.values import Compile
 from context_compiler.tokens import as_counter
-from context_compiler.tokens.prices import cost_of
 from context_compiler.web.data import Inspector
 
 MAX_MESSAGES = 3_000
@@ -87,7 +87,7 @@ def _load(db: Database, inspector: Inspector, number: int) -> CompilePage:
         last=last,
         requests=count,
         before=None if history is None else sum(history.readings[position].tokens for position in span),
-        cost=cost_of(made.model_alias, made.usage) if made.usage else Decimal(0),
+        cost=compile_cost(made),
         found=len(identifiers),
         missing=len(lost),
         lost=tuple(lost[:LISTED]),
@@ -115,10 +115,7 @@ def _identifiers(history: History, span: Sequence[int], made: Compile) -> list[t
     for mention in mentions(history, outline(history, pair(history)), span):
         if mention.specific.text not in identifiers:
             lost = LostIdentifier(
-                text=mention.specific.verbatim,
-                turn=mention.turn + 1,
-                message=mention.position,
-                speaker=mention.speaker,
+                text=mention.specific.verbatim, turn=mention.turn + 1, message=mention.position, speaker=mention.speaker
             )
             identifiers[mention.specific.text] = lost, summary.holds(mention.specific)
     return list(identifiers.values())

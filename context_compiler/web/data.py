@@ -338,7 +338,8 @@ class Inspector(Tracer):
         sent = self.trace(db, row, record)
         pages = Pages(page=page, size=PAGE, total=len(sent.view))
         positions = range(len(sent.view))[pages.offset : pages.offset + PAGE]
-        instructions = self._instructions(db, sent)
+        newest, _ = self.read_nodes(db, sent.view[-1:])  # the host attaches the instructions to the last message
+        instructions = next((message.instructions or "" for message in newest if message.kind == "request"), "")
         counter = self._reader.counter
         return RequestPage(
             **header_of(db, row),
@@ -404,21 +405,10 @@ class Inspector(Tracer):
 
     def _biggest(self, db: Database, sent: Sent) -> Iterator[Contributor]:
         _, readings = self.read_nodes(db, sent.view if len(sent.view) <= WEIGHED else ())
-        for position in sorted(range(len(readings)), key=lambda position: -readings[position].tokens)[:BIGGEST]:
-            begins = " ".join(searchable(readings[position])[:400].split())[:100]
-            shown = VERBATIM if sent.form[position] == RECALLED else sent.form[position]
-            yield Contributor(
-                index=position,
-                role=role(readings[position]),
-                tokens=readings[position].tokens,
-                form=shown,
-                begins=begins,
-            )
-
-    def _instructions(self, db: Database, sent: Sent) -> str:
-        """Return the instructions of a request, which the host attaches to its last message."""
-        messages, _ = self.read_nodes(db, sent.view[-1:])
-        return next((message.instructions or "" for message in messages if message.kind == "request"), "")
+        for position, reading in sorted(enumerate(readings), key=lambda pair: -pair[1].tokens)[:BIGGEST]:
+            begins = " ".join(searchable(reading)[:400].split())[:100]
+            form = VERBATIM if sent.form[position] == RECALLED else sent.form[position]
+            yield Contributor(index=position, role=role(reading), tokens=reading.tokens, form=form, begins=begins)
 
     def _why(self, db: Database, number: int, page: int, only: str, message: str) -> WhyPage:
         row, record = request_of(db, number)

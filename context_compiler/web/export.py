@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart
+from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart
 
 from context_compiler.compiler.trace import request_of
 from context_compiler.messages.bodies import message_body
@@ -48,6 +48,7 @@ def _load(db: Database, inspector: Inspector, number: int) -> ExportPage:
     info: SessionRow = header["session"]
     answer = _answer(db, inspector, row)
     bodies = [json.loads(message_body(message)) for message in messages]
+    last = messages[-1] if messages else None
     document: dict[str, Any] = {
         "request": row.id,
         "session": info.session_id,
@@ -56,7 +57,7 @@ def _load(db: Database, inspector: Inspector, number: int) -> ExportPage:
         "budget": row.budget,
         "tokens": {"raw": row.tokens_raw, "sent": row.tokens_sent},
         "ledger": record.ledger,
-        "instructions": _instructions(messages),
+        "instructions": last.instructions if isinstance(last, ModelRequest) else None,
         "messages": bodies,
         "answer": answer,
     }
@@ -66,11 +67,6 @@ def _load(db: Database, inspector: Inspector, number: int) -> ExportPage:
         python=_python(row, info, bodies),
         eval=_text(_dataset(row, info, bodies, answer)),
     )
-
-
-def _instructions(messages: list[ModelMessage]) -> str | None:
-    last = messages[-1] if messages else None
-    return last.instructions if isinstance(last, ModelRequest) else None
 
 
 def _answer(db: Database, inspector: Inspector, row: RequestRow) -> str | None:

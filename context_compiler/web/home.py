@@ -14,21 +14,15 @@ from pathlib import Path
 from context_compiler.cache import Memo
 from context_compiler.chat.transcript import safe_id, transcript_folders
 from context_compiler.compiler.facts import Mention
-from context_compiler.pipeline import RunConfig, open_runs
 from context_compiler.pipeline.stores import has_runs
 from context_compiler.record import browse, rows
 from context_compiler.record.browse import SessionFilter, SessionRow
 from context_compiler.record.costs import add_costs, sizes_of
 from context_compiler.record.database import Database
-from context_compiler.record.totals import (
-    RequestSums,
-    made_compiles,
-    own_sessions,
-    request_sums,
-    sums_over_time,
-)
+from context_compiler.record.totals import RequestSums, made_compiles, own_sessions, request_sums, sums_over_time
 from context_compiler.record.values import is_replay
 from context_compiler.web.data import PAGE, Inspector, Pages
+from context_compiler.web.pipelines import open_store
 
 AGENT, CHAT, STAGE, IMPORT, REPLAYED = "agent", "chat", "pipeline", "import", "replay"
 KINDS = (AGENT, CHAT, STAGE, IMPORT, REPLAYED)
@@ -160,11 +154,8 @@ class Home:
         """Load the ids of all pipeline runs; empty if none was started, or if they cannot be read."""
         if not has_runs(self._runs):
             return frozenset()
-        store = open_runs(RunConfig(runs=self._runs))
-        try:
+        async with open_store(self._runs) as store:
             return frozenset(run.run_id for run in await store.runs())
-        finally:
-            await store.close()
 
     def _kind(self, session: SessionRow, runs: frozenset[str]) -> str:
         if session.session_id.partition("/")[0] in runs:

@@ -57,7 +57,7 @@ class RunPage:
 
 
 @asynccontextmanager
-async def _open_store(location: str) -> AsyncGenerator[RunStore]:
+async def open_store(location: str) -> AsyncGenerator[RunStore]:
     """Open the store of runs; it is not created if it does not exist.
 
     Raises:
@@ -78,7 +78,7 @@ async def load_runs(location: str, page: int, *, owner: str | None) -> RunsPage:
     """Load one page of the runs of an owner, or of all for None; empty if none was ever started."""
     runs: Sequence[RunInfo] = ()
     if has_runs(location):
-        async with _open_store(location) as store:
+        async with open_store(location) as store:
             runs = [run for run in await store.runs() if owner in (None, run.owner)]
     pages = Pages(page=page, size=PAGE, total=len(runs))
     return RunsPage(runs=tuple(runs[pages.offset : pages.offset + PAGE]), pages=pages, place=place_name(location))
@@ -86,8 +86,11 @@ async def load_runs(location: str, page: int, *, owner: str | None) -> RunsPage:
 
 async def load_run(location: str, name: str, *, owner: str | None) -> RunPage:
     """Load a run by its id."""
-    async with _open_store(location) as store:
-        info = await _find(store, location, name, owner)
+    async with open_store(location) as store:
+        runs = [run for run in await store.runs() if owner in (None, run.owner)]
+        info = next((run for run in runs if run.run_id == name), None)
+        if info is None:
+            raise NotFound(f"{place_name(location)}: no run {name[:80]!r}")
         hops = hops_of(await store.events(name), ended=info.status not in ("running", "waiting"))
         drawing = await asyncio.to_thread(_draw, await store.content(info.snapshot), hops)
         return RunPage(run=info, hops=tuple(hops), drawing=drawing)
@@ -97,14 +100,6 @@ def _draw(text: str | None, hops: Sequence[Hop]) -> str:
     """Draw the graph of a run with the newest outcome of each stage; empty if it is not stored or too large."""
     marks = {hop.node: Mark(outcome=f"ran-{hop.status or 'running'}", link=f"#hop{hop.index}") for hop in hops}
     return attempt(lambda: to_svg(parse_dot(text or ""), graphviz=None, marks=marks)).value or "" if text else ""
-
-
-async def _find(store: RunStore, location: str, name: str, owner: str | None) -> RunInfo:
-    runs = [run for run in await store.runs() if owner in (None, run.owner)]
-    info = next((run for run in runs if run.run_id == name), None)
-    if info is None:
-        raise NotFound(f"{place_name(location)}: no run {name[:80]!r}")
-    return info
 
 
 def hops_of(events: Sequence[Event], *, ended: bool = False) -> list[Hop]:

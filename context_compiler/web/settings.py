@@ -117,10 +117,8 @@ class SessionSettings:
         """Load a session, replayed with a budget (0: not replayed) and `recall`, and the verdict if asked for."""
         recorded = await self.inspector.read(partial(self._recorded, number=number))
         points, fixed = request_points(recorded.raw), fixed_tokens(recorded.record)
-        shown_budget, share = (
-            budget or recorded.budget,
-            recorded_settings(recorded.record)["recall"] if recall is None else recall,
-        )
+        shown_budget = budget or recorded.budget
+        share = recorded_settings(recorded.record)["recall"] if recall is None else recall
         replayed = verdict = None
         async with self._running:
             if budget and points:

@@ -138,21 +138,11 @@ class SteeringPage:
 
 def outcome_of(result: CompileResult) -> Outcome:
     """Convert a result to the form that the page and the API show."""
-    return Outcome(
-        kind=result.kind,
-        done=result.done,
-        why=safe(result.why),
-        focus=safe(result.focus),
-        before=result.before,
-        after=result.after,
-        kept=result.kept,
-        turns=result.turns,
-        left_out=result.left_out,
-        summary=safe(result.summary),
-        model=result.model,
-        usage=dict(result.usage),
-        cost=dollars(result.cost) if result.usage else "$0",
-    )
+    same = ("kind", "done", "before", "after", "kept", "turns", "left_out", "model")
+    fields: dict[str, Any] = {name: getattr(result, name) for name in same}
+    texts: dict[str, Any] = {name: safe(getattr(result, name)) for name in ("why", "focus", "summary")}
+    cost = dollars(result.cost) if result.usage else "$0"
+    return Outcome(**fields, **texts, usage=dict(result.usage), cost=cost)
 
 
 def pin_row(pin: Pin) -> PinRow:
@@ -170,12 +160,10 @@ def answer_json(result: CompileResult | Pin | Rule) -> Response:
     if isinstance(result, Rule):
         return JSONResponse(asdict(rule_row(result)))
     if isinstance(result, Pin):
-        row = pin_row(result)
-        return JSONResponse({name: getattr(row, name) for name in PinRow.__dataclass_fields__})
-    outcome = outcome_of(result)
-    fields = {name: getattr(outcome, name) for name in Outcome.__dataclass_fields__ if name != "left_out"}
-    drops = [{"what": drop.what, "reason": drop.reason, "tokens": drop.tokens} for drop in outcome.left_out]
-    return JSONResponse({**fields, "left_out": drops})
+        return JSONResponse(asdict(pin_row(result)))
+    shown = asdict(outcome_of(result))
+    drops = shown.pop("left_out")
+    return JSONResponse({**shown, "left_out": drops})
 
 
 async def load_steering(
@@ -328,42 +316,40 @@ STEERS: dict[str, Steer] = {
 """Steering operations by the last part of their address."""
 
 
-class SteeringPages:
-    """Endpoints that steer the sessions of a record.
+def steering_routes(inspector: Inspector, model: Callable[[str], Model] | None) -> list[Route]:
+    """Return the routes of the endpoints that steer the sessions of a record.
 
     Args:
         inspector: Reader of the record, limited to the owner that the server shows.
         model: Function from a name to the model that writes a summary; raises `SettingsError` if the model cannot be
             used. None offers no models.
     """
+    steer = partial(_steer, inspector=inspector, model_of=model)
+    return [
+        Route(f"/api/sessions/{{number}}/{name}", partial(steer, work=work), methods=["POST"])
+        for name, work in STEERS.items()
+    ]
 
-    def __init__(self, inspector: Inspector, model: Callable[[str], Model] | None) -> None:
-        self._inspector, self._model = inspector, model
 
-    def routes(self) -> list[Route]:
-        """Return the routes of all endpoints."""
-        return [
-            Route(f"/api/sessions/{{number}}/{name}", partial(self._steer, work=work), methods=["POST"])
-            for name, work in STEERS.items()
-        ]
-
-    async def _steer(self, request: Request, work: Steer) -> Response:
-        number = request.path_params["number"]
-        if not (number.isascii() and number.isdigit() and len(number) < 16):
-            raise BadRequest("number: give a whole number")
-        body = await json_body(request)
-        info = await self._inspector.read(partial(session_of, number=int(number)))
-        name = body_field(body, "model", "none")
-        if name != "none" and self._model is None:
-            raise BadRequest("model: this server has no models; leave it out to quote passages instead")
-        model = name if name == "none" or self._model is None else self._model(name)
-        store = self._inspector.store.writer()
-        try:
-            compiler = _compiler(store.scoped(info.owner), info, model)
-            result = await or_bad_request(work(_Recorded(compiler=compiler, session=info.session_id), body))
-        finally:
-            await store.close()
-        return answer_json(result)
+async def _steer(
+    request: Request, work: Steer, inspector: Inspector, model_of: Callable[[str], Model] | None
+) -> Response:
+    number = request.path_params["number"]
+    if not (number.isascii() and number.isdigit() and len(number) < 16):
+        raise BadRequest("number: give a whole number")
+    body = await json_body(request)
+    info = await inspector.read(partial(session_of, number=int(number)))
+    name = body_field(body, "model", "none")
+    if name != "none" and model_of is None:
+        raise BadRequest("model: this server has no models; leave it out to quote passages instead")
+    model = name if name == "none" or model_of is None else model_of(name)
+    store = inspector.store.writer()
+    try:
+        compiler = _compiler(store.scoped(info.owner), info, model)
+        result = await or_bad_request(work(_Recorded(compiler=compiler, session=info.session_id), body))
+    finally:
+        await store.close()
+    return answer_json(result)
 
 
 _FOCUS = {"type": "string", "maxLength": 2_000, "description": "Subject that the summary and quotes focus on."}

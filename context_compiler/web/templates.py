@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,6 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from context_compiler.compiler.trace import request_of
-from context_compiler.compiler.view import View
 from context_compiler.errors import ContextCompilerError, TemplateError
 from context_compiler.middleware.one_shot import compile_view
 from context_compiler.template import Template
@@ -110,14 +108,9 @@ def _inside(path: str, root: Path | None) -> str:
 
 async def load_templates(inspector: Inspector) -> TemplatesPage:
     """Load all templates, the lookup order, and invalid files."""
-    roots = [
-        RootRow(source=source, folder=str(path), exists=path.is_dir())
-        for source, path in inspector.template_library.roots
-    ]
-    defects = [
-        Defect(name=defect.name, path=defect.path or "", error=str(defect))
-        for defect in inspector.template_library.defects()
-    ]
+    library = inspector.template_library
+    roots = [RootRow(source=source, folder=str(path), exists=path.is_dir()) for source, path in library.roots]
+    defects = [Defect(name=each.name, path=each.path or "", error=str(each)) for each in library.defects()]
     return TemplatesPage(roots=tuple(roots), templates=template_rows(inspector), defects=tuple(defects))
 
 
@@ -161,10 +154,6 @@ async def _prompt(inspector: Inspector, template: Template, request: int) -> str
         return ModelResponse(parts=[TextPart(content=ANSWER)])
 
     model = FunctionModel(answer) if template.compiler == "agent" else "none"
-    view = await _compile(raw, template, row.budget or 2_000, model)
+    work = partial(compile_view, raw, template, row.budget or 2_000, model=model, system=None, session="preview")
+    view = await asyncio.to_thread(lambda: asyncio.run(work()))
     return "\n\n".join(prompts) or view.summary
-
-
-async def _compile(raw: Sequence[ModelMessage], template: Template, budget: int, model: FunctionModel | str) -> View:
-    work = partial(compile_view, raw, template, budget, model=model, system=None, session="preview")
-    return await asyncio.to_thread(lambda: asyncio.run(work()))

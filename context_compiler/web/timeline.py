@@ -89,9 +89,8 @@ class Timelines:
             rows, total = browse.requests_page(db, number, limit=POINTS + 1, offset=(page - 1) * POINTS)
             ordered = rows[::-1]
             first = 1 if len(ordered) > POINTS else 0
-            points = [
-                self._point(db, ordered[index - 1] if index else None, ordered[index]) for index in range(len(ordered))
-            ][first:]
+            pairs = zip([None, *ordered], ordered, strict=False)
+            points = [self._point(db, before, request) for before, request in pairs][first:]
             pages = max(1, -(-total // POINTS))
             since = ordered[0].created_at if first else None
             until = ordered[-1].created_at if ordered and page > 1 else None
@@ -158,12 +157,7 @@ class Timelines:
         priced = [cost for _, cost in costs if cost is not None]
         compiles = sum(priced, Decimal(0)) if len(priced) == len(costs) else None
         return SessionCost(
-            model=model,
-            requests=len(points),
-            sent=sent,
-            raw=raw,
-            compiles=compiles,
-            unknown=tuple(sorted(unknown)),
+            model=model, requests=len(points), sent=sent, raw=raw, compiles=compiles, unknown=tuple(sorted(unknown))
         )
 
     def _answering_model(self, db: Database, rows: Sequence[RequestRow]) -> tuple[str | None, str | None]:
