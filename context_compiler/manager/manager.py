@@ -94,12 +94,7 @@ class ContextManager:
 
     @classmethod
     def with_versioning(
-        cls,
-        memory: MemorySystem,
-        repo: MemoryRepository,
-        llm: object,
-        config: ContextConfig | None = None,
-        **more: Any,
+        cls, memory: MemorySystem, repo: MemoryRepository, llm: object, config: ContextConfig | None = None, **more: Any
     ) -> Self:
         """Create a manager that makes checkpoints in `repo` and can roll back; `more` is passed to the constructor."""
         if repo is None:  # pyright: ignore[reportUnnecessaryComparison]

@@ -211,43 +211,10 @@ SAFER = {
 }
 
 
-FILTERS = (
-    "abs",
-    "capitalize",
-    "count",
-    "d",
-    "default",
-    "dictsort",
-    "first",
-    "float",
-    "groupby",
-    "indent",
-    "int",
-    "items",
-    "join",
-    "last",
-    "length",
-    "list",
-    "lower",
-    "map",
-    "max",
-    "min",
-    "reject",
-    "rejectattr",
-    "replace",
-    "reverse",
-    "round",
-    "select",
-    "selectattr",
-    "sort",
-    "string",
-    "title",
-    "tojson",
-    "trim",
-    "truncate",
-    "unique",
-    "upper",
-    "wordcount",
+FILTERS = tuple(
+    "abs capitalize count d default dictsort first float groupby indent int items join last length list lower map"
+    " max min reject rejectattr replace reverse round select selectattr sort string title tojson trim truncate"
+    " unique upper wordcount".split()
 )
 
 TICK, WEIGH, JOINED, PART, LINE = " tick", " weigh", " joined", " part", " line"

@@ -120,23 +120,9 @@ def _position(text: str, literal: str) -> int:
     return 0
 
 
-HOLDERS = (
-    "messages",
-    "all_messages",
-    "history",
-    "traj",
-    "trajectory",
-    "conversation",
-    "conversations",
-    "transcript",
-    "transcripts",
-    "dialogue",
-    "chat_messages",
-    "events",
-    "items",
-    "input",
-    "output",
-    "data",
+HOLDERS = tuple(
+    "messages all_messages history traj trajectory conversation conversations transcript transcripts dialogue"
+    " chat_messages events items input output data".split()
 )
 """Keys under which an object contains messages, or objects with messages; the first key that fits is used."""
 
