@@ -242,17 +242,6 @@ CALLED: dict[type[nodes.Node], str] = {
 """Readable names of forbidden node types, for error messages."""
 
 
-def check_allowed(tree: nodes.Template) -> nodes.Template:
-    """Check that every node and filter in a tree is allowed, and return the tree.
-
-    Raises:
-        TemplateSyntaxError: Something is not allowed; the error has its line.
-    """
-    for error in forbidden(tree):
-        raise error
-    return tree
-
-
 def forbidden(tree: nodes.Template) -> Iterator[TemplateSyntaxError]:
     """Yield an error for each node and filter in a tree that is not allowed."""
     for node in tree.find_all(nodes.Node):
@@ -418,7 +407,9 @@ def compile_body(body: str) -> Program:
     try:
         if sum(kind != "data" for _, kind, _ in box.lex(body)) > MAX_SYMBOLS:
             raise SecurityError(f"there are more than {MAX_SYMBOLS:,} words and signs inside tags")
-        tree = check_allowed(box.parse(body))
+        tree = box.parse(body)
+        for error in forbidden(tree):
+            raise error
         lines = {name.name: name.lineno for name in reversed([*tree.find_all(nodes.Name)])}
         tree = _MeterInserter().visit(tree)
         return Program(code=box.compile(tree), names=frozenset(find_undeclared_variables(tree)), lines=lines)
