@@ -29,6 +29,7 @@ from context_compiler.manager.session import (
     grounding_result,
     load_session,
     make_turn,
+    turn_messages,
     with_turn,
 )
 from context_compiler.manager.summary import LLM, TEMPLATE
@@ -177,7 +178,7 @@ class ContextManager:
 
     def transcript(self) -> list[ModelMessage]:
         """Return all messages of the session, oldest first."""
-        return list(self._processor.session.messages())
+        return turn_messages(self._processor.session.turns)
 
     async def summarize(self) -> SummarizationResult:
         """Replace all but the newest turns by a summary, whatever their size; if there are none, change nothing.

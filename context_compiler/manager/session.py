@@ -9,7 +9,7 @@ exceed the limit, a copy of them is cut in the compiler's cut order, without a m
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import count, pairwise
@@ -99,11 +99,6 @@ class Session:
     def verbatim(self) -> tuple[SessionTurn, ...]:
         """Turns after the summary."""
         return self.turns[self.covered :]
-
-    def messages(self) -> Iterator[ModelMessage]:
-        """Iterate over all messages, oldest first."""
-        for turn in self.turns:
-            yield from turn.messages
 
 
 def starts_turn(message: ModelMessage, reader: Reader) -> bool:
@@ -212,7 +207,7 @@ def restore_session(saved: Saved, reader: Reader) -> Session:
 
 def dump_session(name: str, session: Session) -> str:
     """Serialize a whole session and its name to JSON."""
-    messages = [json.loads(message_body(message)) for message in session.messages()]
+    messages = [json.loads(message_body(message)) for message in turn_messages(session.turns)]
     return json.dumps({"session_id": name, "facts": json.loads(session_facts(session)), "messages": messages})
 
 

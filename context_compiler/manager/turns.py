@@ -30,11 +30,12 @@ from context_compiler.manager.session import (
     uncut_tokens,
     with_turn,
 )
-from context_compiler.manager.summary import LLM, Summary, SummaryRow, summarize_turns, summary_row
+from context_compiler.manager.summary import LLM, Summary, summarize_turns, summary_row
 from context_compiler.messages.bodies import message_body
 from context_compiler.messages.history import History, Reader
 from context_compiler.middleware.reports import log_text
 from context_compiler.recall import pending_question
+from context_compiler.record.values import Compile
 from context_compiler.resilience import Breaker, attempt, try_await
 from context_compiler.template import Template
 
@@ -63,7 +64,7 @@ class TurnProcessor:
     session: Session
     live: set[int] = field(default_factory=set[int])
     """Keys of turns in progress on an agent."""
-    summary_row: SummaryRow | None = None
+    summary_row: Compile | None = None
     """Record of the newest summary, or of the failure to write it, until it is saved."""
     breaker: Breaker = field(default_factory=Breaker)
     """Opens after three summaries in a row that failed or were refused."""
