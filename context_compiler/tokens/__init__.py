@@ -459,12 +459,8 @@ _NAMES = {
 """Tokenizer families by pattern of the model name, independent of the provider; the first match counts."""
 
 _SYSTEMS = {
-    "function": "exact",
-    "test": "exact",
-    "google-gla": "google",
-    "google-vertex": "google",
-    "google-cloud": "google",
-    "vertexai": "google",
+    **dict.fromkeys(("function", "test"), "exact"),
+    **dict.fromkeys(("google-gla", "google-vertex", "google-cloud", "vertexai"), "google"),
     "moonshotai": "moonshot",
 }
 

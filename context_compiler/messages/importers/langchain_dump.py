@@ -9,18 +9,10 @@ from context_compiler.messages.importers.content import call, response_parts, re
 from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, sequence, text, time_of
 
 _TYPES = {
-    "human": "user",
-    "ai": "assistant",
-    "system": "system",
-    "tool": "tool",
-    "function": "tool",
-    "HumanMessage": "user",
-    "AIMessage": "assistant",
-    "SystemMessage": "system",
-    "ToolMessage": "tool",
-    "FunctionMessage": "tool",
-    "HumanMessageChunk": "user",
-    "AIMessageChunk": "assistant",
+    **dict.fromkeys(("human", "HumanMessage", "HumanMessageChunk"), "user"),
+    **dict.fromkeys(("ai", "AIMessage", "AIMessageChunk"), "assistant"),
+    **dict.fromkeys(("system", "SystemMessage"), "system"),
+    **dict.fromkeys(("tool", "function", "ToolMessage", "FunctionMessage"), "tool"),
 }
 """Message types by type name and by class name, with their roles."""
 
