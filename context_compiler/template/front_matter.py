@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
 from functools import lru_cache, partial
-from typing import Literal, TypedDict, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import yaml
 
 from context_compiler.errors import FidelityError, SettingsError
 from context_compiler.fidelity import Fidelity
-from context_compiler.settings import Amount, Count, check_amount, parse_count
+from context_compiler.settings import Amount, check_amount, parse_count
 
 MAX_FRONT_MATTER = 16_000
 """Maximum characters of front matter, which takes well under a second to parse."""
@@ -142,27 +142,14 @@ class SectionRule:
     """Maximum tokens of the section; None sets no limit of its own."""
 
 
-class Choices(TypedDict, total=False):
-    """Parsed values of the front matter, by field of `Template`."""
-
-    description: str
-    compiler: Compiler
-    fidelity: Fidelity
-    recent_turns: Count
-    recent_tool_results: Count
-    token_threshold: Amount | None
-    sections: Mapping[str, SectionRule]
-
-
-def read_choices(entries: Mapping[str, Entry]) -> tuple[Choices, tuple[str, ...]]:
-    """Parse the known entries of the front matter; return them with a warning for each unknown key.
+def read_choices(entries: Mapping[str, Entry]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Parse the known entries of the front matter, by field of `Template`; return a warning for each unknown key too.
 
     Raises:
         FrontMatterError: A value is not allowed, or a key is given twice.
     """
     known_entries, warnings = _known_entries(entries, tuple(READERS))
-    choices = {key: _read_value(key, entry, READERS[key]) for key, entry in known_entries.items()}
-    return cast(Choices, choices), warnings
+    return {key: _read_value(key, entry, READERS[key]) for key, entry in known_entries.items()}, warnings
 
 
 def choice_errors(entries: Mapping[str, Entry]) -> list[FrontMatterError]:
