@@ -79,7 +79,6 @@ class ManagedContext(AbstractCapability[Any]):
     async def _replace_messages(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        """Replace the messages of the request by those of the session."""
         work = self._prepare(ctx, request_context.messages)
         request = await self.processor.reporter.attempt("the history is sent as it is", work, [])
         return request_context if request is None else replace(request_context, messages=request.messages)
@@ -249,7 +248,6 @@ def _add_missed_turns(processor: TurnProcessor, messages: Sequence[ModelMessage]
 
 
 def _extend_turn(processor: TurnProcessor, key: int | None, messages: Sequence[ModelMessage]) -> None:
-    """Add messages to the turn with this key."""
     turn = next((turn for turn in processor.session.turns if turn.key == key), None)
     if turn is not None and messages:
         longer = make_turn((*turn.messages, *messages), processor.reader, open=True, key=turn.key)

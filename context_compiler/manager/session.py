@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import count, pairwise
+from operator import attrgetter
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, SystemPromptPart
@@ -168,7 +169,7 @@ def session_facts(session: Session) -> str:
             {"id": match.memory.id, "text": match.memory.text, "at": match.memory.created_at, "score": match.score}
             for match in session.grounding
         ],
-        "scores": [_score_row(score) for score in session.scores],
+        "scores": [*map(attrgetter(*SCORED, "created_at"), session.scores)],
     }
     facts |= {name: getattr(session, name) for name in PLAIN_FACTS}
     return json.dumps(facts, default=_json_default, separators=(",", ":"))
@@ -224,10 +225,6 @@ def load_session(text: str, reader: Reader) -> tuple[str, Session]:
         return str(document["session_id"]), restore_session(saved, reader)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ContextMemoryError(f"this is not a session ({error}); give the text of to_json") from error
-
-
-def _score_row(score: Score) -> list[Any]:
-    return [*(getattr(score, name) for name in SCORED), score.created_at.isoformat()]
 
 
 def _parse_score(row: list[Any]) -> Score:

@@ -247,7 +247,6 @@ def ask_function(llm: object, timeout: float) -> AskFunction | None:
 async def _call_function(
     function: Callable[[str], Any], timeout: float, prompts: Sequence[str], **_: object
 ) -> SummaryResponse:
-    """Call a function of the caller with one prompt after another."""
     name = getattr(function, "__name__", type(function).__name__)
     text = ""
     for number, prompt in enumerate(prompts):

@@ -323,7 +323,6 @@ class TurnProcessor:
             self.session = replace(self.session, coherence=rating)
 
     async def _summarize_if_due(self, trouble: list[str]) -> bool:
-        """Summarize if the session is large enough and there are enough turns to summarize."""
         if (
             not self.config.auto_summarize
             or self.breaker.open
@@ -348,7 +347,6 @@ class TurnProcessor:
         return True
 
     async def _checkpoint_if_due(self, trouble: list[str]) -> str | None:
-        """Make a checkpoint if one is due; return the id of the commit."""
         config = self.config
         due = self.session.since_checkpoint >= config.checkpoint_interval
         if not (due and config.auto_checkpoint and self.checkpoints.enabled):
