@@ -271,7 +271,6 @@ def find_rules(history: History, memo: Memo[str, Found] | None = None) -> Found:
 
 
 def _with_message(result: Found, position: int, reading: Reading) -> Found:
-    """Add what one more message tells."""
     said = [item.text for item in reading.items if item.mark is None and item.kind in (Kind.USER, Kind.TEXT)]
     size = sum(map(len, said))
     result = replace(result, length=position + 1, tools=result.tools or reading.exchanges)
