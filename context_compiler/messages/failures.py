@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -129,14 +129,8 @@ class ReflectionPolicy:
             last = max((turn for turn, _ in _items_by_turn(history, set(positions))), default=0)
             occasions += _periodic_occasions(all_failures, self.every_n_turns, last)
         occasions.sort(key=lambda occasion: occasion.last_turn)
-        kept: list[Reflection] = []
-        for occasion in reversed(occasions):
-            reflection = self.reflector(occasion)
-            if reflection is not None:
-                kept.append(reflection)
-            if len(kept) == self.keep:
-                break
-        return kept[::-1]
+        written = (reflection for reflection in map(self.reflector, reversed(occasions)) if reflection is not None)
+        return [*islice(written, self.keep)][::-1]
 
 
 def reflection_section(history: History, positions: Sequence[int], policy: ReflectionPolicy) -> str:

@@ -179,15 +179,9 @@ def _own_part(prompt: str) -> str:
 def is_rule(sentence: str) -> bool:
     """True if a sentence is a lasting order or prohibition."""
     plain = plain_sentence(sentence)
-    if (
-        not (is_instruction(sentence) or _MARKED.search(plain))
-        or _SAYS.search(plain)
-        or _OF_OTHERS.search(plain)
-        or _ASKS_HELP.search(plain)
-        or _IDLE.search(plain)
-    ):
+    if not (is_instruction(sentence) or _MARKED.search(plain)):
         return False
-    if _THIS_TEXT.search(plain):
+    if any(kind.search(plain) for kind in (_SAYS, _OF_OTHERS, _ASKS_HELP, _IDLE, _THIS_TEXT)):
         return False
     if _LASTING.search(plain) or _MARKED.search(plain) or (_EACH.search(plain) and not _WEAK.search(plain)):
         return True

@@ -259,9 +259,8 @@ class TemplateLibrary:
         self._system = folders["system"]
         if own and self._system and own.absolute().is_relative_to(self._system.absolute()):
             raise SettingsError(f"vault={str(vault)!r}: {self._system} is everybody's; give another folder for owners")
-        limits: dict[Origin, Path | None] = {"vault": own}
         self._roots = tuple(
-            Root(source=source, folder=folder, within=limits.get(source))
+            Root(source=source, folder=folder, within=own if source == "vault" else None)
             for source, folder in folders.items()
             if folder
         )

@@ -52,8 +52,7 @@ METHODS: Mapping[type, frozenset[str]] = {
 
 
 def _methods(value: object) -> frozenset[str]:
-    none: frozenset[str] = frozenset()
-    return next((names for kind, names in METHODS.items() if isinstance(value, kind)), none)
+    return next((names for kind, names in METHODS.items() if isinstance(value, kind)), frozenset[str]())
 
 
 def _range(*edges: int) -> range:

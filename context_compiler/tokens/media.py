@@ -80,10 +80,7 @@ def document_tokens(data: bytes | None) -> int:
 
 def image_size(data: bytes) -> tuple[int, int]:
     """Width and height in pixels from the file's header; (0, 0) if it cannot be read."""
-    for magic, read in _SIZES.items():
-        if data.startswith(magic):
-            return read(data)
-    return 0, 0
+    return next((read(data) for magic, read in _SIZES.items() if data.startswith(magic)), (0, 0))
 
 
 def _webp(data: bytes) -> tuple[int, int]:
