@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from context_compiler.messages.importers.anthropic_messages import has_block, user
 from context_compiler.messages.importers.content import response_parts
-from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, text, time_of
+from context_compiler.messages.importers.draft import Draft, Json, mapping, text, time_of
 from context_compiler.messages.importers.openai_chat import read_role
 
 _SPEAKERS = ("user", "assistant")
@@ -37,10 +37,7 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
         response.provider_name = "anthropic"
 
     roles = {"user": user, "assistant": assistant}
-    for value in draft.each(entries, _branch(draft, entries)):
-        entry = mapping(value)
-        if entry is None:
-            raise draft.error(f"an entry is {kind(value)}; it must be an object with a type")
+    for entry in draft.objects(entries, "an entry", "a type", _branch(draft, entries)):
         message = mapping(entry.get("message"))
         if entry.get("type") in _SPEAKERS and message is not None:
             read_role(draft, {"timestamp": entry.get("timestamp"), **message}, roles)
