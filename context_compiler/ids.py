@@ -130,7 +130,7 @@ def _splits(data: Mapping[str, Any], parts: Sequence[object]) -> Iterator[Split]
 def _rendering(parts: Sequence[object]) -> str:
     fields = [cast(dict[str, object], part) for part in parts if isinstance(part, dict)]
     dynamic = [part.get("content") for part in fields if part.get("dynamic_ref")]
-    return blake2b(json.dumps(dynamic).encode(), digest_size=16).hexdigest() if dynamic else ""
+    return blob_id(json.dumps(dynamic).encode()) if dynamic else ""
 
 
 def exact_identity(plain: str, instructions: str | None, outcomes: Mapping[int, str]) -> str:
@@ -138,7 +138,7 @@ def exact_identity(plain: str, instructions: str | None, outcomes: Mapping[int, 
     if instructions is None and not outcomes:
         return plain
     canonical = json.dumps([plain, instructions, sorted(outcomes.items())], separators=(",", ":"), ensure_ascii=True)
-    return blake2b(canonical.encode(), digest_size=16).hexdigest()
+    return blob_id(canonical.encode())
 
 
 def outcomes(parts: Sequence[object]) -> dict[int, str]:
@@ -156,7 +156,7 @@ def outcomes(parts: Sequence[object]) -> dict[int, str]:
 def _identity(data: Mapping[str, Any]) -> str:
     content = {"kind": data.get("kind"), "parts": [_canonical_part(part) for part in data.get("parts", [])]}
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return blake2b(canonical.encode(), digest_size=16).hexdigest()
+    return blob_id(canonical.encode())
 
 
 def _canonical_part(part: object) -> object:
@@ -181,7 +181,7 @@ def chain_id(parent: str | None, content: str) -> str:
 
 
 def _link(parent: str | None, content: str) -> str:
-    return blake2b(f"{parent or ''}\x00{content}".encode(), digest_size=16).hexdigest()
+    return blob_id(f"{parent or ''}\x00{content}".encode())
 
 
 def exact_id(parent: str | None, content: str) -> str:
@@ -227,11 +227,7 @@ def columns_of(messages: Sequence[ModelMessage]) -> Columns:
 def _contents_of(kind: type[Any]) -> Callable[[Any], object]:
     """Return the function that gets the `COMPARED` attributes of such a part: one value, or a tuple of several."""
     names = [name for name in COMPARED if hasattr(kind, name) or name in getattr(kind, "__dataclass_fields__", ())]
-    return attrgetter(*names) if names else _nothing
-
-
-def _nothing(_: object) -> None:
-    return None
+    return attrgetter(*names) if names else lambda _: None
 
 
 def columns_after(before: Columns | None, shared: int, new: Sequence[ModelMessage]) -> Columns:

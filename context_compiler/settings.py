@@ -151,38 +151,10 @@ def _read(name: str, read: Callable[[object], object], value: object) -> object:
         raise SettingsError(f"{name.upper()}={value!r}: give {allowed}") from None
 
 
-KEYS = (
-    "template",
-    "budget",
-    "trigger",
-    "reserve",
-    "window",
-    "probe",
-    "fidelity",
-    "every_turn",
-    "background",
-    "model",
-    "compile_spend_limit",
-    "vault",
-    "system",
-    "vault_name",
-    "recent_turns",
-    "recent_tool_results",
-    "tool_history",
-    "recall",
-    "recall_across",
-    "say_absent",
-    "inject",
-    "record",
-    "record_timeout",
-    "detect_rules",
-    "owner",
-    "compile_tool",
-    "dry_run",
-    "timeout",
-    "db",
-    "runs",
-    "chat_model",
+KEYS = tuple(
+    "template budget trigger reserve window probe fidelity every_turn background model compile_spend_limit vault"
+    " system vault_name recent_turns recent_tool_results tool_history recall recall_across say_absent inject record"
+    " record_timeout detect_rules owner compile_tool dry_run timeout db runs chat_model".split()
 )
 """Keys of a configuration file: arguments of `ContextCompiler`, then those that only the command line uses."""
 

@@ -2,68 +2,23 @@
 
 from __future__ import annotations
 
-import operator
-from bisect import bisect_right
 from collections.abc import Awaitable
-from dataclasses import dataclass, replace
-from itertools import compress, count
+from dataclasses import replace
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from pydantic_ai.messages import ModelMessage
-
 from context_compiler.errors import ContextMemoryError, SettingsError
-from context_compiler.ids import exact_id
 from context_compiler.manager.memory import AUTHOR, MemoryRepository, MemorySystem, SessionShelf, Snapshot
 from context_compiler.manager.results import Score
-from context_compiler.manager.session import Session, SessionTurn, restore_session, session_facts
-from context_compiler.manager.summary import SummaryRow
-from context_compiler.messages.bodies import message_body
-from context_compiler.messages.history import Reader, searchable
+from context_compiler.manager.session import Session, restore_session, session_facts, turn_messages
+from context_compiler.messages.history import History, Reader
+from context_compiler.record.values import Compile
 from context_compiler.resilience import await_within
 
 T = TypeVar("T")
 
 _SAVES: WeakKeyDictionary[object, int] = WeakKeyDictionary()
 """Number of saves by all managers of this process, by shelf."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnChain:
-    """Messages of some turns with their chain ids; implements `Chain`."""
-
-    turns: tuple[SessionTurn, ...]
-    starts: tuple[int, ...]
-    """Index of the first message of each turn, then the total number of messages."""
-    ids: tuple[str, ...]
-    reader: Reader
-
-    def message(self, index: int) -> ModelMessage:
-        """Return message `index`."""
-        turn = bisect_right(self.starts, index) - 1
-        return self.turns[turn].messages[index - self.starts[turn]]
-
-    def body(self, index: int) -> bytes:
-        """Return the canonical JSON of message `index`."""
-        return message_body(self.message(index))
-
-    def text(self, index: int) -> str:
-        """Return the searchable text of message `index`."""
-        return searchable(self.reader.one(self.message(index)))
-
-
-def chain_turns(turns: tuple[SessionTurn, ...], last: TurnChain | None, reader: Reader) -> TurnChain:
-    """Build the chain of some turns; ids of the prefix shared with `last` are reused."""
-    before = last.turns if last else ()
-    differing = compress(count(), map(operator.is_not, turns, before))
-    shared = next(differing, min(len(turns), len(before)))
-    starts = list(last.starts[: shared + 1]) if last else [0]
-    ids = list(last.ids[: starts[-1]]) if last else []
-    for turn in turns[shared:]:
-        for message in turn.messages:
-            ids.append(exact_id(ids[-1] if ids else None, reader.one(message).exact))
-        starts.append(len(ids))
-    return TurnChain(turns=turns, starts=tuple(starts), ids=tuple(ids), reader=reader)
 
 
 async def within(seconds: float, what: str, work: Awaitable[T]) -> T:
@@ -89,7 +44,8 @@ class Checkpoints:
         self._session_repo = repo if isinstance(repo, SessionShelf) else None
         self._shelf = memory if isinstance(memory, SessionShelf) else self._session_repo
         self._committed: dict[str, Session] = {}
-        self._last_chain: TurnChain | None = None
+        self._last: History | None = None
+        """The messages of the session that was last saved or committed."""
         self._seen: int | None = None
         """Number of saves on the shelf when the session was last read or saved here."""
 
@@ -121,20 +77,17 @@ class Checkpoints:
             )
         if commit is None:
             raise ContextMemoryError("No checkpoint to roll back to: `checkpoint` makes one, and each can be used once")
-        session = await self._session_at(commit)
+        session = self._committed.get(commit)
+        if session is None and self._session_repo is not None:
+            saved = await within(self._timeout, "session_at", self._session_repo.session_at(commit))
+            session = None if saved is None else restore_session(saved, self._reader)
+        if session is None:
+            raise ContextMemoryError(f"commit {commit} contains no session; `log` lists the other commits")
         await within(self._timeout, "checkout", self._repo.checkout(commit))
         return session
 
-    async def _session_at(self, commit: str) -> Session:
-        session, saved = self._committed.get(commit), None
-        if session is None and self._session_repo is not None:
-            saved = await within(self._timeout, "session_at", self._session_repo.session_at(commit))
-        if session is None and saved is None:
-            raise ContextMemoryError(f"commit {commit} contains no session; `log` lists the other commits")
-        return session or restore_session(saved, self._reader)  # pyright: ignore[reportArgumentType] # one of the two is set
-
-    async def keep(self, session: Session, score: Score | None = None, row: SummaryRow | None = None) -> None:
-        """Save a session and the record of its summary, if there is a shelf.
+    async def keep(self, session: Session, score: Score | None = None, row: Compile | None = None) -> None:
+        """Save a session and the record of its summary, whose `covered_tip` is filled in, if there is a shelf.
 
         Raises:
             ContextMemoryError: Another manager of the same memory has saved its session since.
@@ -147,12 +100,11 @@ class Checkpoints:
                 "another manager of the same memory has saved its session, which is not overwritten: give each manager"
                 " its own memory, or call resume() to continue from the saved session"
             )
-        chain = self._chain(session)
-        compile = None
+        snapshot = self._snapshot(session)
         if row is not None:
-            end = chain.starts[min(row.covered, len(session.turns))]
-            compile = replace(row.compile, covered_tip=chain.ids[end - 1] if end else "")
-        await within(self._timeout, "keep", self._shelf.keep(self._snapshot(session), score, compile))
+            end = len(turn_messages(session.turns[: row.turn_index]))
+            row = replace(row, covered_tip=snapshot.turns.ids[end - 1] if end else "")
+        await within(self._timeout, "keep", self._shelf.keep(snapshot, score, row))
         self._seen = _SAVES[self._shelf] = _SAVES.get(self._shelf, 0) + 1
 
     async def latest(self) -> Session | None:
@@ -163,9 +115,6 @@ class Checkpoints:
         saved = await within(self._timeout, "latest", self._shelf.latest())
         return None if saved is None else restore_session(saved, self._reader)
 
-    def _chain(self, session: Session) -> TurnChain:
-        self._last_chain = chain_turns(session.turns, self._last_chain, self._reader)
-        return self._last_chain
-
     def _snapshot(self, session: Session) -> Snapshot:
-        return Snapshot(turns=self._chain(session), count=len(session.turns), facts=session_facts(session))
+        self._last = self._reader.read(turn_messages(session.turns), last=self._last)
+        return Snapshot(turns=self._last.chain, count=len(session.turns), facts=session_facts(session))

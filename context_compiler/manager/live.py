@@ -10,6 +10,7 @@ import operator
 from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from pydantic_ai import RunContext
@@ -18,7 +19,6 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, SystemPromptPart
 from pydantic_ai.models import ModelRequestContext
 
 from context_compiler.cache import Memo
-from context_compiler.compiler.summary import SummaryResponse
 from context_compiler.compiler.view import find_mark
 from context_compiler.manager.session import (
     answered_prefix,
@@ -34,7 +34,6 @@ from context_compiler.messages.history import History
 from context_compiler.middleware.overflow import RetryModelRequest
 from context_compiler.middleware.processor import MAX_RUNS, messages_after, tag_view
 from context_compiler.middleware.request import charge_run
-from context_compiler.resilience import try_await
 
 
 @dataclass
@@ -72,35 +71,27 @@ class ManagedContext(AbstractCapability[Any]):
         finally:
             self._ended = True
             if not messages:
-                abandon_run(self.processor, self._turn_key)
+                _end_turn(self.processor, self._turn_key, failed=True)
             if messages or not self.processor.lock.locked():
-                await self._finish(messages)
-
-    async def _finish(self, messages: list[ModelMessage]) -> None:
-        outcome = await try_await(finish_run(self.processor, self._turn_key, messages[self._seen :], messages))
-        if outcome.error is not None:
-            self.processor.reporter.report("the end of a run", outcome.error)
+                finished = finish_run(self.processor, self._turn_key, messages[self._seen :], messages)
+                await self.processor.reporter.attempt("the end of a run", finished, [])
 
     async def _replace_messages(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        """Replace the messages of the request by those of the session."""
-        outcome = await try_await(self._prepare(ctx, request_context.messages))
-        if outcome.value is None:
-            self.processor.reporter.report(
-                "the history is sent as it is", outcome.error or RuntimeError("nothing to send")
-            )
-            return request_context
-        return replace(request_context, messages=outcome.value.messages)
+        work = self._prepare(ctx, request_context.messages)
+        request = await self.processor.reporter.attempt("the history is sent as it is", work, [])
+        return request_context if request is None else replace(request_context, messages=request.messages)
 
     async def _prepare(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> RequestMessages:
         await self.processor.load_or_report()
         news = messages[self._seen :] if self._seen else new_messages(self.processor, messages)
         self._seen = len(messages)
-        request = await prepare_request(self.processor, news, messages, self._turn_key, _charge_to(ctx), ends=True)
+        charge = partial(charge_run, ctx)
+        request = await prepare_request(self.processor, news, messages, self._turn_key, charge, ends=True)
         self._turn_key = request.key
         if self._ended:
-            abandon_run(self.processor, self._turn_key)
+            _end_turn(self.processor, self._turn_key, failed=True)
         return request
 
     if RetryModelRequest is not None:
@@ -122,12 +113,8 @@ class ManagedHistory:
 
     async def __call__(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
         """Return the messages of the session, with a mark that identifies them later. Never raises."""
-        outcome = await try_await(self._replace_messages(ctx, messages))
-        if outcome.value is None:
-            self._processor.reporter.report(
-                "the history is sent as it is", outcome.error or RuntimeError("nothing to send")
-            )
-        return outcome.value or messages
+        work = self._replace_messages(ctx, messages)
+        return await self._processor.reporter.attempt("the history is sent as it is", work, []) or messages
 
     async def _replace_messages(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
         await self._processor.load_or_report()
@@ -139,13 +126,10 @@ class ManagedHistory:
             news = messages_after(messages, mark["responses"], mark["tail"])
         else:
             news = messages[seen:] if seen else new_messages(self._processor, messages)
-        request = await prepare_request(self._processor, news, messages, key, _charge_to(ctx), ends=False)
+        charge = partial(charge_run, ctx)
+        request = await prepare_request(self._processor, news, messages, key, charge, ends=False)
         self._runs.keep(run, (request.key, len(messages)))
         return messages if request.same else tag_view(request.messages, str(self._processor.session.taken))
-
-
-def _charge_to(ctx: RunContext[Any]) -> Callable[[SummaryResponse], SummaryResponse]:
-    return lambda answer: charge_run(ctx, answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +181,7 @@ async def prepare_request(
         ends: True if the end of the run will be reported; until then, other runs are not sent its turn.
     """
     async with processor.lock:
-        own = [message for message in (_extract_system_prompts(processor, new) for new in news) if message is not None]
+        own = _extract_system_prompts(processor, news)
         prompts = [index for index, message in enumerate(own) if starts_turn(message, processor.reader)]
         if prompts:
             _add_missed_turns(processor, own[: prompts[-1]], key)
@@ -228,29 +212,26 @@ async def finish_run(
     If the run failed (`seen` is empty), unanswered calls are removed; otherwise they are deferred calls and stay.
     """
     async with processor.lock:
-        own = [message for message in (_extract_system_prompts(processor, new) for new in news) if message is not None]
-        _extend_turn(processor, key, own)
+        _extend_turn(processor, key, _extract_system_prompts(processor, news))
         _end_turn(processor, key, failed=not seen)
         if seen:
             processor.session = replace(processor.session, taken=_read_history(processor, seen).tip)
         await processor.save()
 
 
-def abandon_run(processor: TurnProcessor, key: int | None) -> None:
-    """End a run that has no result; unanswered calls are removed."""
-    _end_turn(processor, key, failed=True)
-
-
-def _extract_system_prompts(processor: TurnProcessor, message: ModelMessage) -> ModelMessage | None:
-    """Move the agent's system prompts from a message to the session; return the rest, or None if it is empty."""
-    parts = [part for part in message.parts if isinstance(part, SystemPromptPart)]
-    if not parts or not isinstance(message, ModelRequest):
-        return message
-    by_name = {part.dynamic_ref or part.content: part for part in processor.session.system}
-    by_name |= {part.dynamic_ref or part.content: part for part in parts}
-    processor.session = replace(processor.session, system=tuple(by_name.values()))
-    rest = [part for part in message.parts if not isinstance(part, SystemPromptPart)]
-    return replace(message, parts=rest) if rest else None
+def _extract_system_prompts(processor: TurnProcessor, messages: Sequence[ModelMessage]) -> list[ModelMessage]:
+    """Move the agent's system prompts from messages to the session; return the messages of which anything is left."""
+    left: list[ModelMessage] = []
+    for message in messages:
+        parts = [part for part in message.parts if isinstance(part, SystemPromptPart)]
+        if not parts or not isinstance(message, ModelRequest):
+            left.append(message)
+            continue
+        by_name = {part.dynamic_ref or part.content: part for part in (*processor.session.system, *parts)}
+        processor.session = replace(processor.session, system=tuple(by_name.values()))
+        rest = [part for part in message.parts if not isinstance(part, SystemPromptPart)]
+        left += [replace(message, parts=rest)] if rest else []
+    return left
 
 
 def _add_missed_turns(processor: TurnProcessor, messages: Sequence[ModelMessage], key: int | None) -> None:
@@ -267,7 +248,6 @@ def _add_missed_turns(processor: TurnProcessor, messages: Sequence[ModelMessage]
 
 
 def _extend_turn(processor: TurnProcessor, key: int | None, messages: Sequence[ModelMessage]) -> None:
-    """Add messages to the turn with this key."""
     turn = next((turn for turn in processor.session.turns if turn.key == key), None)
     if turn is not None and messages:
         longer = make_turn((*turn.messages, *messages), processor.reader, open=True, key=turn.key)

@@ -29,6 +29,7 @@ from context_compiler.manager.session import (
     grounding_result,
     load_session,
     make_turn,
+    turn_messages,
     with_turn,
 )
 from context_compiler.manager.summary import LLM, TEMPLATE
@@ -94,12 +95,7 @@ class ContextManager:
 
     @classmethod
     def with_versioning(
-        cls,
-        memory: MemorySystem,
-        repo: MemoryRepository,
-        llm: object,
-        config: ContextConfig | None = None,
-        **more: Any,
+        cls, memory: MemorySystem, repo: MemoryRepository, llm: object, config: ContextConfig | None = None, **more: Any
     ) -> Self:
         """Create a manager that makes checkpoints in `repo` and can roll back; `more` is passed to the constructor."""
         if repo is None:  # pyright: ignore[reportUnnecessaryComparison]
@@ -182,7 +178,7 @@ class ContextManager:
 
     def transcript(self) -> list[ModelMessage]:
         """Return all messages of the session, oldest first."""
-        return list(self._processor.session.messages())
+        return turn_messages(self._processor.session.turns)
 
     async def summarize(self) -> SummarizationResult:
         """Replace all but the newest turns by a summary, whatever their size; if there are none, change nothing.

@@ -9,10 +9,11 @@ exceed the limit, a copy of them is cut in the compiler's cut order, without a m
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import count, pairwise
+from operator import attrgetter
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, SystemPromptPart
@@ -100,11 +101,6 @@ class Session:
         """Turns after the summary."""
         return self.turns[self.covered :]
 
-    def messages(self) -> Iterator[ModelMessage]:
-        """Iterate over all messages, oldest first."""
-        for turn in self.turns:
-            yield from turn.messages
-
 
 def starts_turn(message: ModelMessage, reader: Reader) -> bool:
     """True if the message contains a user prompt, which begins a turn."""
@@ -173,7 +169,7 @@ def session_facts(session: Session) -> str:
             {"id": match.memory.id, "text": match.memory.text, "at": match.memory.created_at, "score": match.score}
             for match in session.grounding
         ],
-        "scores": [_score_row(score) for score in session.scores],
+        "scores": [*map(attrgetter(*SCORED, "created_at"), session.scores)],
     }
     facts |= {name: getattr(session, name) for name in PLAIN_FACTS}
     return json.dumps(facts, default=_json_default, separators=(",", ":"))
@@ -212,7 +208,7 @@ def restore_session(saved: Saved, reader: Reader) -> Session:
 
 def dump_session(name: str, session: Session) -> str:
     """Serialize a whole session and its name to JSON."""
-    messages = [json.loads(message_body(message)) for message in session.messages()]
+    messages = [json.loads(message_body(message)) for message in turn_messages(session.turns)]
     return json.dumps({"session_id": name, "facts": json.loads(session_facts(session)), "messages": messages})
 
 
@@ -229,10 +225,6 @@ def load_session(text: str, reader: Reader) -> tuple[str, Session]:
         return str(document["session_id"]), restore_session(saved, reader)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ContextMemoryError(f"this is not a session ({error}); give the text of to_json") from error
-
-
-def _score_row(score: Score) -> list[Any]:
-    return [*(getattr(score, name) for name in SCORED), score.created_at.isoformat()]
 
 
 def _parse_score(row: list[Any]) -> Score:

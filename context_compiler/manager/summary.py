@@ -62,19 +62,10 @@ class Summary:
     """Reason why there is no summary."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SummaryRow:
-    """Record of a summary; `compile.covered_tip` is filled in when it is saved."""
-
-    compile: Compile
-    covered: int
-    """Number of turns that the summary replaces."""
-
-
 def summary_row(
     session: str, summary: Summary, covered: int, *, template: Template, model: str, reader: Reader
-) -> SummaryRow:
-    """Build the record of a summary."""
+) -> Compile:
+    """Build the record of a summary of the first `covered` turns; its `covered_tip` is filled in when it is saved."""
     answer = summary.answer
     asked = "ok" if summary.prompts else "deterministic"
     status = asked if summary.failure is None else "refused" if answer else "failed"
@@ -109,10 +100,7 @@ def summary_row(
     unanswered = "no answer came" if summary.prompts else "no model was asked"
     unused = "the answer is not used" if answer else unanswered
     why = {"compiled_prompt": unanswered, "raw_output": unanswered, "survival": unused, "summary": unused}
-    return SummaryRow(
-        compile=with_null_reasons(row, {**why, "summary_json": "sentences", "cache_key": "of a session"}),
-        covered=covered,
-    )
+    return with_null_reasons(row, {**why, "summary_json": "sentences", "cache_key": "of a session"})
 
 
 async def summarize_turns(
@@ -259,7 +247,6 @@ def ask_function(llm: object, timeout: float) -> AskFunction | None:
 async def _call_function(
     function: Callable[[str], Any], timeout: float, prompts: Sequence[str], **_: object
 ) -> SummaryResponse:
-    """Call a function of the caller with one prompt after another."""
     name = getattr(function, "__name__", type(function).__name__)
     text = ""
     for number, prompt in enumerate(prompts):

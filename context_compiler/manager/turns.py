@@ -30,11 +30,12 @@ from context_compiler.manager.session import (
     uncut_tokens,
     with_turn,
 )
-from context_compiler.manager.summary import LLM, Summary, SummaryRow, summarize_turns, summary_row
+from context_compiler.manager.summary import LLM, Summary, summarize_turns, summary_row
 from context_compiler.messages.bodies import message_body
 from context_compiler.messages.history import History, Reader
 from context_compiler.middleware.reports import log_text
 from context_compiler.recall import pending_question
+from context_compiler.record.values import Compile
 from context_compiler.resilience import Breaker, attempt, try_await
 from context_compiler.template import Template
 
@@ -63,7 +64,7 @@ class TurnProcessor:
     session: Session
     live: set[int] = field(default_factory=set[int])
     """Keys of turns in progress on an agent."""
-    summary_row: SummaryRow | None = None
+    summary_row: Compile | None = None
     """Record of the newest summary, or of the failure to write it, until it is saved."""
     breaker: Breaker = field(default_factory=Breaker)
     """Opens after three summaries in a row that failed or were refused."""
@@ -322,7 +323,6 @@ class TurnProcessor:
             self.session = replace(self.session, coherence=rating)
 
     async def _summarize_if_due(self, trouble: list[str]) -> bool:
-        """Summarize if the session is large enough and there are enough turns to summarize."""
         if (
             not self.config.auto_summarize
             or self.breaker.open
@@ -347,7 +347,6 @@ class TurnProcessor:
         return True
 
     async def _checkpoint_if_due(self, trouble: list[str]) -> str | None:
-        """Make a checkpoint if one is due; return the id of the commit."""
         config = self.config
         due = self.session.since_checkpoint >= config.checkpoint_interval
         if not (due and config.auto_checkpoint and self.checkpoints.enabled):

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import fields, is_dataclass
-from itertools import chain
 from typing import Any, cast
 
-from pydantic import BaseModel
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter
 from pydantic_core import PydanticSerializationError
 
 from context_compiler.errors import StoreError
-from context_compiler.messages.deep import load_deep
+from context_compiler.messages.deep import is_nested, load_deep
 from context_compiler.messages.items import type_label
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -44,7 +42,7 @@ def message_body(message: ModelMessage) -> bytes:
     Raises:
         PydanticSerializationError: The message is nested too deeply.
     """
-    if _is_too_deep(message):
+    if is_nested([getattr(part, name, None) for part in message.parts for name in NESTING], DEEPEST + 1):
         raise PydanticSerializationError(f"nested more than {DEEPEST} levels deep, which cannot be serialized")
     try:
         body = ModelMessagesTypeAdapter.dump_json([message], warnings=False, fallback=type_label)[1:-1]
@@ -54,30 +52,6 @@ def message_body(message: ModelMessage) -> bytes:
         text = json.dumps(plain[0], ensure_ascii=False, separators=(",", ":"))
         body = _SURROGATES.sub("\ufffd", text).encode()
     return _STRING_OR_NUMBER.sub(_quote_number, body) if _has_long_number(body) else body
-
-
-def _is_too_deep(message: ModelMessage) -> bool:
-    level: list[Any] = [getattr(part, name, None) for part in message.parts for name in NESTING]
-    for _ in range(DEEPEST + 1):
-        # By id: a list may occur twice.
-        inner = {id(value): children for value in level if (children := _children(value))}
-        if not inner:
-            return False
-        level = list(chain.from_iterable(inner.values()))
-    return True
-
-
-def _children(value: object) -> Collection[Any]:
-    """Values directly inside a container or an object; empty for other values."""
-    if isinstance(value, dict):
-        return cast("dict[Any, Any]", value).values()
-    if isinstance(value, (list, tuple)):
-        return cast("Collection[Any]", value)
-    if isinstance(value, BaseModel):
-        return vars(value).values()
-    if is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, field.name, None) for field in fields(value)]
-    return ()
 
 
 def _replace_surrogates(value: Any) -> Any:

@@ -70,6 +70,16 @@ SECTIONS: Mapping[str, str] = {
 }
 """Sections of a token breakdown, with their display names."""
 
+_SECTION_FORMS: Mapping[str, str] = {
+    "summary": SUMMARY,
+    "rules": RULE,
+    "quotes": QUOTED,
+    "recall": RECALLED,
+    "layers": LAYERS,
+    "other conversations": RECALLED,
+    "messages": VERBATIM,
+}
+
 _FENCE = re.compile(r"^=== BEGIN ([\w -]+) ===\n(.*?)(?:\n=== END \1 ===$|\Z)", re.MULTILINE | re.DOTALL)
 _LISTED = re.compile(r"\[turn \d+ · \D")
 _HEADS = {"What was worked on when:": OUTLINE}
@@ -261,21 +271,7 @@ def bars(sections: Mapping[str, int], whole: int) -> list[Bar]:
     for name, tokens in sections.items():
         if tokens > 0:
             width = 1000 * tokens / total
-            laid_out.append(
-                Bar(name=SECTIONS.get(name, name), form=_section_form(name), tokens=tokens, start=start, width=width)
-            )
+            shown, form = SECTIONS.get(name, name), _SECTION_FORMS.get(name, CARRIED)
+            laid_out.append(Bar(name=shown, form=form, tokens=tokens, start=start, width=width))
             start += width
     return laid_out
-
-
-def _section_form(section: str) -> str:
-    forms = {
-        "summary": SUMMARY,
-        "rules": RULE,
-        "quotes": QUOTED,
-        "recall": RECALLED,
-        "layers": LAYERS,
-        "other conversations": RECALLED,
-        "messages": VERBATIM,
-    }
-    return forms.get(section, CARRIED)

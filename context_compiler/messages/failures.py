@@ -6,9 +6,11 @@ the number of attempts, the call that then worked), without a model call. A cust
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import NamedTuple
 
 from context_compiler.errors import SettingsError
@@ -120,18 +122,15 @@ class ReflectionPolicy:
         if not self.keep or not (self.on_tool_failure or self.every_n_turns):
             return []
         all_failures = list(failures(history, positions))
-        occasions = [_single_occasion(failure) for failure in all_failures] if self.on_tool_failure else []
+        occasions: list[Occasion] = []
+        for failure in all_failures if self.on_tool_failure else ():
+            occasions.append(Occasion(first_turn=failure.turn, last_turn=failure.turn, failures=(failure,)))
         if self.every_n_turns:
-            occasions += list(_periodic_occasions(all_failures, self.every_n_turns, _last_turn(history, positions)))
+            last = max((turn for turn, _ in _items_by_turn(history, set(positions))), default=0)
+            occasions += _periodic_occasions(all_failures, self.every_n_turns, last)
         occasions.sort(key=lambda occasion: occasion.last_turn)
-        kept: list[Reflection] = []
-        for occasion in reversed(occasions):
-            reflection = self.reflector(occasion)
-            if reflection is not None:
-                kept.append(reflection)
-            if len(kept) == self.keep:
-                break
-        return kept[::-1]
+        written = (reflection for reflection in map(self.reflector, reversed(occasions)) if reflection is not None)
+        return [*islice(written, self.keep)][::-1]
 
 
 def reflection_section(history: History, positions: Sequence[int], policy: ReflectionPolicy) -> str:
@@ -143,23 +142,20 @@ def failures(history: History, positions: Sequence[int]) -> Iterator[Failure]:
     """Failures in these messages; consecutive failures of one tool are merged into one."""
     wanted, readings = set(positions), history.readings
     calls = {result: call for result, call in calls_of_results(readings) if call is not None and call[0] in wanted}
-    results: list[_Result] = []
-    for turn, (position, part) in _items_by_turn(history, wanted):
-        item, call = readings[position].items[part], calls.get((position, part))
+    by_tool: defaultdict[str, list[_Result]] = defaultdict(list)
+    for turn, place in _items_by_turn(history, wanted):
+        item, call = readings[place[0]].items[place[1]], calls.get(place)
         if item.kind in (Kind.RETURN, Kind.FEEDBACK):
-            results.append(_Result(len(results), turn, item, readings[call[0]].items[call[1]] if call else None))
-    by_tool = sorted(results, key=lambda result: (result.item.tool or "", result.number))
-    numbered: list[tuple[int, Failure]] = []
-    for tool, group in groupby(by_tool, key=lambda result: result.item.tool or ""):
-        numbered += _failures_of_tool(tool, list(group))
-    yield from (failure for _, failure in sorted(numbered, key=lambda entry: entry[0]))
+            made = readings[call[0]].items[call[1]] if call else None
+            by_tool[item.tool or ""].append(_Result(place, turn, item, made))
+    placed = [pair for tool, results in by_tool.items() for pair in _failures_of_tool(tool, results)]
+    yield from (failure for _, failure in sorted(placed, key=itemgetter(0)))
 
 
 class _Result(NamedTuple):
     """A tool result with its call, which is None if it is not among the messages."""
 
-    number: int
-    """0-based number among all results."""
+    place: Place
     turn: int
     item: Item
     call: Item | None
@@ -170,28 +166,22 @@ class _Result(NamedTuple):
         return call_line(self.item.tool or "", made, width=WIDTH // 2) if self.item.tool else ""
 
 
-def _failures_of_tool(tool: str, results: Sequence[_Result]) -> Iterator[tuple[int, Failure]]:
-    """Failures of one tool, each with the number of its last result."""
-    index = 0
-    while index < len(results):
-        start = index
-        while index < len(results) and results[index].item.failed:
-            index += 1
-        if index == start:
-            index += 1
-            continue
-        last = results[index - 1]
-        yield (
-            last.number,
-            Failure(
+def _failures_of_tool(tool: str, results: Sequence[_Result]) -> Iterator[tuple[Place, Failure]]:
+    """Failures of one tool, each with the place of its last result."""
+    alike = [list(group) for _, group in groupby(results, key=lambda result: result.item.failed)]
+    following: list[list[_Result]] = [*alike[1:], []]
+    for group, after in zip(alike, following, strict=True):
+        last = group[-1]
+        if last.item.failed:
+            failure = Failure(
                 turn=last.turn,
                 tool=tool,
                 call=last.describe_call(),
                 outcome=outcome_line(last.item.text, failed=True),
-                times=index - start,
-                worked=results[index].describe_call() if index < len(results) else "",
-            ),
-        )
+                times=len(group),
+                worked=after[0].describe_call() if after else "",
+            )
+            yield last.place, failure
 
 
 def _items_by_turn(history: History, wanted: set[int]) -> Iterator[tuple[int, Place]]:
@@ -202,14 +192,6 @@ def _items_by_turn(history: History, wanted: set[int]) -> Iterator[tuple[int, Pl
         if index in wanted:
             for part in range(len(reading.items)):
                 yield max(turn, 1), (index, part)
-
-
-def _last_turn(history: History, positions: Sequence[int]) -> int:
-    return max((turn for turn, _ in _items_by_turn(history, set(positions))), default=0)
-
-
-def _single_occasion(failure: Failure) -> Occasion:
-    return Occasion(first_turn=failure.turn, last_turn=failure.turn, failures=(failure,))
 
 
 def _periodic_occasions(failures: Sequence[Failure], size: int, last: int) -> Iterator[Occasion]:

@@ -267,7 +267,8 @@ class Reader:
         objects = columns_after(objects, share, news) if objects is not None or not share else None
         readings = (base.readings[:share] if base else ()) + tuple(map(self.one, in_steps(news)))
         if not kept and len(news) > CLOSE:  # the objects are new, but the contents may be known
-            base, share = max((base, share), self._find_closest(readings), key=lambda candidate: candidate[1])
+            closest, length, _ = self._find_closest(readings, lambda history, _: history.readings)
+            base, share = (closest, length) if length > share else (base, share)
         ids, exact = (base.ids[:share], base.exact[:share]) if base else ((), ())
         sums = base.sums[: share + 1] if base else (0,)
         new = readings[share:]
@@ -313,30 +314,26 @@ class Reader:
         return next((objects for history, objects in tuple(self._recent) if history is last), None)
 
     def _find_unedited(self, messages: Sequence[ModelMessage]) -> tuple[History | None, int, Columns | None]:
-        """Recent history with the longest common prefix of messages, if none of these was edited in place since.
+        """Recent history with the longest common prefix of messages, if none of these was edited in place since."""
+        best = self._find_closest(messages, lambda history, objects: () if objects is None else history.messages)
+        _, share, objects = best
+        return best if objects is not None and are_unedited(messages[:share], objects) else (None, 0, None)
+
+    def _find_closest(
+        self, wanted: Sequence[object], of: Callable[[History, Columns | None], Sequence[object]]
+    ) -> tuple[History | None, int, Columns | None]:
+        """Recent history with the longest common prefix: of what it has, by `of`, and what is wanted.
 
         Returns:
             The history, the length of the prefix, and the objects in the history's messages; `(None, 0, None)` if
             there is no such history.
         """
         best: tuple[History | None, int, Columns | None] = (None, 0, None)
-        for history, objects in reversed(tuple(self._recent)):
-            share = common_prefix(history.messages, messages) if objects is not None else 0
+        for history, objects in reversed(tuple(self._recent)):  # a copy, because another thread may append
+            share = common_prefix(of(history, objects), wanted)
             if share > best[1]:
                 best = history, share, objects
-            if best[1] >= len(messages) - CLOSE:
-                break
-        _, share, objects = best
-        return best if objects is not None and are_unedited(messages[:share], objects) else (None, 0, None)
-
-    def _find_closest(self, readings: Sequence[Reading]) -> tuple[History | None, int]:
-        """Recent history with the longest common prefix of readings, and the length of that prefix."""
-        best: tuple[History | None, int] = (None, 0)
-        for history, _ in reversed(tuple(self._recent)):  # a copy, because another thread may append
-            share = common_prefix(history.readings, readings)
-            if share > best[1]:
-                best = history, share
-            if share >= len(readings) - CLOSE:
+            if best[1] >= len(wanted) - CLOSE:
                 break
         return best
 
@@ -346,17 +343,14 @@ class Reader:
         seen = self._seen.get(key)
         if seen and seen[0]() is message and seen[1] == look:  # an id may belong to a newer object by now
             return seen[2]
-        reading = self._by_content(message)
+        body = body_of(message)
+        reading = self._known.get_or_make(blob_id(body), lambda: _read_message(message, body, self.counter))
         self._seen[key] = (weakref.ref(message, lambda _: self._seen.pop(key, None)), look, reading)
         return reading
 
     def unread(self, messages: Sequence[ModelMessage]) -> list[ModelMessage]:
         """Messages whose objects are not in the cache, so that reading them takes time."""
-        kept = 0
-        for history, _ in reversed(tuple(self._recent)):
-            kept = max(kept, common_prefix(history.messages, messages))
-            if kept >= len(messages) - CLOSE:
-                break
+        _, kept, _ = self._find_closest(messages, lambda history, _: history.messages)
         cached = ((message, self._seen.get(id(message))) for message in messages[kept:])
         return [message for message, seen in cached if seen is None or seen[0]() is not message]
 
@@ -369,11 +363,6 @@ class Reader:
         copy = replace(request, instructions=None)
         self._uninstructed[key] = (weakref.ref(request, lambda _: self._uninstructed.pop(key, None)), look, copy)
         return copy
-
-    def _by_content(self, message: ModelMessage) -> Reading:
-        body = body_of(message)
-        name = blob_id(body)
-        return self._known.get_or_make(name, lambda: _read_message(message, body, self.counter))
 
 
 def body_of(message: ModelMessage) -> bytes:
@@ -461,10 +450,8 @@ def _time_of(part: object) -> datetime | None:
 
 
 def _day_of(message: ModelMessage) -> str:
-    for source in (*message.parts, message):
-        if stamped := day(getattr(source, "timestamp", None)):
-            return stamped
-    return ""
+    days = (day(getattr(source, "timestamp", None)) for source in (*message.parts, message))
+    return next(filter(None, days), "")
 
 
 UNDATED = datetime(1970, 1, 1, tzinfo=UTC)

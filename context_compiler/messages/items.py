@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, cast
@@ -396,13 +397,8 @@ def plain_text(content: object) -> str:
     try:
         return to_json(content, fallback=type_label, bytes_mode="base64", inf_nan_mode="constants").decode()
     except (ValueError, TypeError, RecursionError):  # a lone surrogate, a reference cycle, or deep nesting
-        return _fallback_json(content)
-
-
-def _fallback_json(content: object) -> str:
-    try:
-        return json.dumps(content, default=type_label, ensure_ascii=False, skipkeys=True, separators=(",", ":"))
-    except (ValueError, TypeError, RecursionError):
+        with suppress(ValueError, TypeError, RecursionError):
+            return json.dumps(content, default=type_label, ensure_ascii=False, skipkeys=True, separators=(",", ":"))
         return type_label(content)
 
 

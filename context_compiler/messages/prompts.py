@@ -167,11 +167,10 @@ def asks(text: str, counter: TokenCounter, *, strict: bool = False) -> bool:
     plain = text.strip()
     if not plain or not is_short(plain, counter):
         return False
-    if strict:
-        if any(_is_question(sentence) for sentence in _SENTENCE.findall(plain)):
-            return True
-        return bool(_QUESTION.match(plain) or _QUESTION_UNSPACED.search(plain))
-    return _is_request(plain)
+    if not strict:
+        return _is_request(plain)
+    asking = any(map(_is_question, _SENTENCE.findall(plain)))
+    return asking or bool(_QUESTION.match(plain) or _QUESTION_UNSPACED.search(plain))
 
 
 def _is_question(sentence: str) -> bool:

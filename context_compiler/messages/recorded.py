@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from base64 import b64decode
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, cast
 
@@ -40,10 +40,13 @@ class Fields(dict[str, Any]):
             value = self[name]
         except KeyError:
             raise AttributeError(name) from None
-        if name == "timestamp" and isinstance(value, str):
-            return _time(value)
-        if name == "data" and self.get("kind") == "binary" and isinstance(value, str):
-            return _bytes(value)
+        try:
+            if name == "timestamp" and isinstance(value, str):
+                return datetime.fromisoformat(value)
+            if name == "data" and self.get("kind") == "binary" and isinstance(value, str):
+                return b64decode(value.translate({ord("-"): "+", ord("_"): "/"}))
+        except ValueError:
+            return None
         return value
 
 
@@ -106,15 +109,3 @@ def _with_attributes(fields: dict[str, Any]) -> dict[str, Any]:
     """Give attributes to a file; leave other objects alone, such as those that a tool returned."""
     kind = fields.get("kind")
     return Fields(fields) if isinstance(kind, str) and FILE_FIELDS.get(kind) in fields else fields
-
-
-def _time(text: str) -> datetime | None:
-    with suppress(ValueError):
-        return datetime.fromisoformat(text)
-    return None
-
-
-def _bytes(text: str) -> bytes | None:
-    with suppress(ValueError):
-        return b64decode(text.translate({ord("-"): "+", ord("_"): "/"}))
-    return None

@@ -179,15 +179,9 @@ def _own_part(prompt: str) -> str:
 def is_rule(sentence: str) -> bool:
     """True if a sentence is a lasting order or prohibition."""
     plain = plain_sentence(sentence)
-    if (
-        not (is_instruction(sentence) or _MARKED.search(plain))
-        or _SAYS.search(plain)
-        or _OF_OTHERS.search(plain)
-        or _ASKS_HELP.search(plain)
-        or _IDLE.search(plain)
-    ):
+    if not (is_instruction(sentence) or _MARKED.search(plain)):
         return False
-    if _THIS_TEXT.search(plain):
+    if any(kind.search(plain) for kind in (_SAYS, _OF_OTHERS, _ASKS_HELP, _IDLE, _THIS_TEXT)):
         return False
     if _LASTING.search(plain) or _MARKED.search(plain) or (_EACH.search(plain) and not _WEAK.search(plain)):
         return True
@@ -271,7 +265,6 @@ def find_rules(history: History, memo: Memo[str, Found] | None = None) -> Found:
 
 
 def _with_message(result: Found, position: int, reading: Reading) -> Found:
-    """Add what one more message tells."""
     said = [item.text for item in reading.items if item.mark is None and item.kind in (Kind.USER, Kind.TEXT)]
     size = sum(map(len, said))
     result = replace(result, length=position + 1, tools=result.tools or reading.exchanges)

@@ -212,17 +212,9 @@ def _truncate_piece(piece: Any, left: int, truncator: Truncator) -> tuple[Any, i
 
 
 def _write_answer(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
-    errors = _shorten_errors(part.content, limit - truncator.text(item.tool or ""), truncator)
-    return (
-        replace(part, content=errors)
-        if errors
-        else _with_text(part, truncator.truncate(item.text, max(1, limit - truncator.text(item.tool or ""))))
-    )
-
-
-def _write_feedback(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
-    errors = _shorten_errors(part.content, limit, truncator)
-    return replace(part, content=errors) if errors else _write_text(part, item, limit, truncator)
+    room = limit if item.tool is None else limit - truncator.text(item.tool)
+    errors = _shorten_errors(part.content, room, truncator)
+    return replace(part, content=errors) if errors else _write_text(part, item, max(1, room), truncator)
 
 
 def _shorten_errors(content: object, limit: int, truncator: Truncator) -> list[dict[str, object]]:
@@ -291,7 +283,7 @@ _WRITERS: dict[Kind, Callable[[Any, Item, int, Truncator], Any]] = {
     Kind.TEXT: _write_text,
     Kind.USER: _write_user,
     Kind.RETURN: _write_answer,
-    Kind.FEEDBACK: _write_feedback,
+    Kind.FEEDBACK: _write_answer,
     Kind.CALL: _write_call,
     Kind.MEDIA: _write_file,
     Kind.COMPACTION: _write_summary,

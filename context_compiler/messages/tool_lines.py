@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from context_compiler.messages.fences import SCANNED, TERMINAL, WIDTH, clip, one_line
@@ -188,17 +188,13 @@ def _summarize_nested(value: object) -> object:
 
 
 def _describe_lines(text: str, failed: bool) -> str:
-    lines = [line for line in _scan_lines(text) if line.strip()]
+    ends = (text,) if len(text) <= SCANNED * 2 else (text[:SCANNED], text[-SCANNED:])
+    lines = [line for end in ends for line in TERMINAL.sub("", end).splitlines() if line.strip()]
     error = _error_line(lines, failed)
     if error:
         return error
     shown = next((line for line in lines if sum(map(str.isalnum, line[:200])) >= 3), lines[0] if lines else text)
     return f"{clip(shown.strip(), WIDTH)} (+{len(lines) - 1} lines)" if len(lines) > 1 else shown
-
-
-def _scan_lines(text: str) -> Iterator[str]:
-    for part in (text,) if len(text) <= SCANNED * 2 else (text[:SCANNED], text[-SCANNED:]):
-        yield from TERMINAL.sub("", part).splitlines()
 
 
 def _error_line(lines: Sequence[str], failed: bool) -> str:

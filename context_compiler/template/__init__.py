@@ -16,7 +16,8 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache, lru_cache
@@ -111,10 +112,8 @@ class Template:
         Raises:
             TemplateError: The body is not a valid Jinja template.
         """
-        try:
+        with self._located_errors():
             return compile_body(self.body).names
-        except RenderError as error:
-            raise self._located(error) from None
 
     def lines(self) -> Mapping[str, int]:
         """The first line of each name in the body, by the lines of the file.
@@ -122,10 +121,8 @@ class Template:
         Raises:
             TemplateError: The body is not a valid Jinja template.
         """
-        try:
+        with self._located_errors():
             return {name: line + self.offset for name, line in compile_body(self.body).lines.items()}
-        except RenderError as error:
-            raise self._located(error) from None
 
     def render(self, values: Mapping[str, object]) -> str:
         """Render the body with values: strings, numbers, lists and mappings.
@@ -136,15 +133,17 @@ class Template:
         Raises:
             TemplateError: A value causes an error in the body, or the rendering exceeds a limit.
         """
-        try:
+        with self._located_errors():
             return run_program(compile_body(self.body), values).strip("\n")
-        except RenderError as error:
-            raise self._located(error) from None
 
-    def _located(self, error: RenderError) -> TemplateError:
-        """Convert an error of the body to one with the line in the file."""
-        line = error.line + self.offset if error.line else None
-        return TemplateError(str(error), name=self.name, path=self.path, line=line)
+    @contextmanager
+    def _located_errors(self) -> Generator[None]:
+        """Convert errors of the body to ones with the line in the file."""
+        try:
+            yield
+        except RenderError as error:
+            line = error.line + self.offset if error.line else None
+            raise TemplateError(str(error), name=self.name, path=self.path, line=line) from None
 
 
 def template_errors(text: str, *, name: str, path: str | None = None) -> tuple[TemplateError, ...]:
@@ -260,9 +259,8 @@ class TemplateLibrary:
         self._system = folders["system"]
         if own and self._system and own.absolute().is_relative_to(self._system.absolute()):
             raise SettingsError(f"vault={str(vault)!r}: {self._system} is everybody's; give another folder for owners")
-        limits: dict[Origin, Path | None] = {"vault": own}
         self._roots = tuple(
-            Root(source=source, folder=folder, within=limits.get(source))
+            Root(source=source, folder=folder, within=own if source == "vault" else None)
             for source, folder in folders.items()
             if folder
         )
@@ -292,15 +290,16 @@ class TemplateLibrary:
         self._locate(name)
 
     def _locate(self, name: str) -> tuple[Root, Path]:
-        try:
-            name = check_name(name)
-        except UnusableTemplate as error:
-            raise TemplateError(str(error), name=repr(name[:200])) from None
+        plain = name.strip(" ")
+        for pattern, reason in UNFIT_NAMES:
+            if pattern.match(plain):
+                message = f"this cannot be the name of a template: {reason}"
+                raise TemplateError(message, name=repr(name[:200]))
         for root in self._roots:
-            for file in root.candidates(name):
+            for file in root.candidates(plain):
                 if path_exists(file):
                     return root, file
-        raise self._unknown_name(name)
+        raise self._unknown_name(plain)
 
     def list(self) -> Listing:
         """List every readable template, the vault's first; others are left out, with a warning in the log."""
@@ -412,20 +411,7 @@ UNFIT_NAMES = (
 
 
 class UnusableTemplate(Exception):
-    """The name or file cannot be that of a template; the message is the reason."""
-
-
-def check_name(name: str) -> str:
-    """Strip a name and check that it can be that of a template.
-
-    Raises:
-        UnusableTemplate: It cannot; the message gives the reason.
-    """
-    name = name.strip(" ")
-    for pattern, reason in UNFIT_NAMES:
-        if pattern.match(name):
-            raise UnusableTemplate(f"this cannot be the name of a template: {reason}")
-    return name
+    """The file cannot be that of a template; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

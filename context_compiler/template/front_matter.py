@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
-from functools import lru_cache
-from typing import Literal, TypedDict, TypeVar, cast
+from functools import lru_cache, partial
+from typing import Any, Literal, TypeVar, cast
 
 import yaml
 
 from context_compiler.errors import FidelityError, SettingsError
 from context_compiler.fidelity import Fidelity
-from context_compiler.settings import Amount, Count, check_amount, parse_count
+from context_compiler.settings import Amount, check_amount, parse_count
 
 MAX_FRONT_MATTER = 16_000
 """Maximum characters of front matter, which takes well under a second to parse."""
@@ -37,12 +37,12 @@ class FrontMatterError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Value of a key in the front matter, with its line and, if it is a mapping, its inner entries."""
+    """Value of a key in the front matter, with its line."""
 
     value: object
+    """Of a mapping, its inner entries by name."""
     line: int
     """1-based line of the key in the file."""
-    inner: Mapping[str, Entry] = field(default_factory=dict[str, "Entry"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +118,11 @@ def _mapping_entries(reader: yaml.SafeLoader, mapping: yaml.MappingNode) -> Mapp
     for key, value in mapping.value:
         if not isinstance(key, yaml.ScalarNode):
             continue
-        line = key.start_mark.line + 2
         if isinstance(value, yaml.MappingNode):
-            inner = _mapping_entries(reader, value)
-            entries[key.value] = Entry(value=inner, line=line, inner=inner)
+            read = _mapping_entries(reader, value)
         else:
-            plain = cast(object, reader.construct_object(value, deep=True))  # pyright: ignore[reportUnknownMemberType] # untyped stub
-            entries[key.value] = Entry(value=plain, line=line)
+            read = cast(object, reader.construct_object(value, deep=True))  # pyright: ignore[reportUnknownMemberType] # untyped stub
+        entries[key.value] = Entry(value=read, line=key.start_mark.line + 2)
     return entries
 
 
@@ -144,27 +142,14 @@ class SectionRule:
     """Maximum tokens of the section; None sets no limit of its own."""
 
 
-class Choices(TypedDict, total=False):
-    """Parsed values of the front matter, by field of `Template`."""
-
-    description: str
-    compiler: Compiler
-    fidelity: Fidelity
-    recent_turns: Count
-    recent_tool_results: Count
-    token_threshold: Amount | None
-    sections: Mapping[str, SectionRule]
-
-
-def read_choices(entries: Mapping[str, Entry]) -> tuple[Choices, tuple[str, ...]]:
-    """Parse the known entries of the front matter; return them with a warning for each unknown key.
+def read_choices(entries: Mapping[str, Entry]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Parse the known entries of the front matter, by field of `Template`; return a warning for each unknown key too.
 
     Raises:
         FrontMatterError: A value is not allowed, or a key is given twice.
     """
     known_entries, warnings = _known_entries(entries, tuple(READERS))
-    choices = {key: _read_value(key, entry, READERS[key]) for key, entry in known_entries.items()}
-    return cast(Choices, choices), warnings
+    return {key: _read_value(key, entry, READERS[key]) for key, entry in known_entries.items()}, warnings
 
 
 def choice_errors(entries: Mapping[str, Entry]) -> list[FrontMatterError]:
@@ -199,9 +184,9 @@ def _known_entries(entries: Mapping[str, Entry], ours: tuple[str, ...]) -> tuple
     return known_entries, tuple(warnings)
 
 
-def _read_value(key: str, entry: Entry, reader: Callable[[Entry], Value]) -> Value:
+def _read_value(key: str, entry: Entry, reader: Callable[[object], Value]) -> Value:
     try:
-        return reader(entry)
+        return reader(entry.value)
     except (FidelityError, SettingsError) as error:
         raise FrontMatterError(str(error), entry.line) from None
     except ValueError as allowed:
@@ -213,55 +198,47 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _description(entry: Entry) -> str:
-    if isinstance(entry.value, str | int | float | date):
-        return str(entry.value).strip()
+def _description(value: object) -> str:
+    if isinstance(value, str | int | float | date):
+        return str(value).strip()
     raise ValueError("a text")
 
 
-def _compiler(entry: Entry) -> Compiler:
-    if entry.value in COMPILERS:
-        return entry.value
+def _compiler(value: object) -> Compiler:
+    if value in COMPILERS:
+        return value
     raise ValueError(f"one of {', '.join(COMPILERS)}")
 
 
-def _fidelity(entry: Entry) -> Fidelity:
-    return Fidelity.parse(entry.value, where="fidelity")
-
-
-def _count(entry: Entry) -> Count:
-    return parse_count(entry.value)
-
-
-def _threshold(entry: Entry) -> Amount:
-    if entry.value == 0 and not isinstance(entry.value, bool):
+def _threshold(value: object) -> Amount:
+    if value == 0 and not isinstance(value, bool):
         return 0
-    return check_amount(entry.value, name="token_threshold") or 0
+    return check_amount(value, name="token_threshold") or 0
 
 
-def _section(entry: Entry) -> SectionRule:
-    if not isinstance(entry.value, Mapping):
+def _section(value: object) -> SectionRule:
+    if not isinstance(value, Mapping):
         raise ValueError("a mapping such as {priority: 2, budget: 1500}")
-    known_entries, unknown = _known_entries(entry.inner, ("priority", "budget"))
+    known_entries, unknown = _known_entries(cast(Mapping[str, Entry], value), ("priority", "budget"))
     if unknown:
         raise ValueError("priority, budget, or both, and nothing else")
     values = {key: _read_value(key, inner, _WHOLE[key]) for key, inner in known_entries.items()}
     return SectionRule(priority=values.get("priority") or 0, budget=values.get("budget"))
 
 
-def _sections(entry: Entry) -> Mapping[str, SectionRule]:
-    if not isinstance(entry.value, Mapping):
+def _sections(value: object) -> Mapping[str, SectionRule]:
+    if not isinstance(value, Mapping):
         raise ValueError("a mapping of section names, each with {priority: ..., budget: ...}")
     return {
         name.strip().replace("-", "_"): _read_value(f"section {name}", rule, _section)
-        for name, rule in entry.inner.items()
+        for name, rule in cast(Mapping[str, Entry], value).items()
     }
 
 
-def _whole_number(least: int) -> Callable[[Entry], int]:
-    def whole(entry: Entry) -> int:
-        if isinstance(entry.value, int) and not isinstance(entry.value, bool) and entry.value >= least:
-            return entry.value
+def _whole_number(least: int) -> Callable[[object], int]:
+    def whole(value: object) -> int:
+        if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+            return value
         raise ValueError(f"a whole number from {least}")
 
     return whole
@@ -269,12 +246,12 @@ def _whole_number(least: int) -> Callable[[Entry], int]:
 
 _WHOLE = {"priority": _whole_number(0), "budget": _whole_number(1)}
 
-READERS: Mapping[str, Callable[[Entry], object]] = {
+READERS: Mapping[str, Callable[[object], object]] = {
     "description": _description,
     "compiler": _compiler,
-    "fidelity": _fidelity,
-    "recent_turns": _count,
-    "recent_tool_results": _count,
+    "fidelity": partial(Fidelity.parse, where="fidelity"),
+    "recent_turns": parse_count,
+    "recent_tool_results": parse_count,
     "token_threshold": _threshold,
     "sections": _sections,
 }

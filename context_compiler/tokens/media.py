@@ -80,18 +80,7 @@ def document_tokens(data: bytes | None) -> int:
 
 def image_size(data: bytes) -> tuple[int, int]:
     """Width and height in pixels from the file's header; (0, 0) if it cannot be read."""
-    for magic, read in _SIZES.items():
-        if data.startswith(magic):
-            return read(data)
-    return 0, 0
-
-
-def _png(data: bytes) -> tuple[int, int]:
-    return _number(data[16:20], "big"), _number(data[20:24], "big")
-
-
-def _gif(data: bytes) -> tuple[int, int]:
-    return _number(data[6:8]), _number(data[8:10])
+    return next((read(data) for magic, read in _SIZES.items() if data.startswith(magic)), (0, 0))
 
 
 def _webp(data: bytes) -> tuple[int, int]:
@@ -123,9 +112,9 @@ def _jpeg(data: bytes) -> tuple[int, int]:
 
 
 _SIZES: dict[bytes, Callable[[bytes], tuple[int, int]]] = {
-    b"\x89PNG\r\n\x1a\n": _png,
+    b"\x89PNG\r\n\x1a\n": lambda data: (_number(data[16:20], "big"), _number(data[20:24], "big")),
     b"\xff\xd8": _jpeg,
-    b"GIF8": _gif,
+    b"GIF8": lambda data: (_number(data[6:8]), _number(data[8:10])),
     b"RIFF": _webp,
 }
 

@@ -186,22 +186,20 @@ def price_of(model: str, provider: str | None = None) -> Price | None:
         for tier in getattr(price, "tiers", ())
     }
 
-    def rate(above: int, **kinds: int) -> Decimal:
+    def rate(above: int, *kinds: str) -> Decimal:
         tokens = above + PROBE
-        usage = {name: tokens for name, wanted in kinds.items() if wanted}
-        if "output_tokens" in usage:
-            return model_price.calc_price(table.Usage(input_tokens=tokens, **usage))["output_price"] * MILLION / tokens
-        return model_price.calc_price(table.Usage(input_tokens=tokens, **usage))["input_price"] * MILLION / tokens
+        price = model_price.calc_price(table.Usage(input_tokens=tokens, **dict.fromkeys(kinds, tokens)))
+        return price["output_price" if "output_tokens" in kinds else "input_price"] * MILLION / tokens
 
     return Price(
         tuple(
             Rates(
                 above=above,
                 input=rate(above),
-                cached=rate(above, cache_read_tokens=1),
-                written=rate(above, cache_write_tokens=1),
-                written_1h=rate(above, cache_write_tokens=1, cache_write_1h_tokens=1),
-                output=rate(above, output_tokens=1),
+                cached=rate(above, "cache_read_tokens"),
+                written=rate(above, "cache_write_tokens"),
+                written_1h=rate(above, "cache_write_tokens", "cache_write_1h_tokens"),
+                output=rate(above, "output_tokens"),
             )
             for above in sorted({0, *tiers})
         )

@@ -28,13 +28,7 @@ from context_compiler.messages.importers import (
     pydantic_json,
     swe_agent,
 )
-from context_compiler.messages.importers.document import (
-    Conversation,
-    conversation_names,
-    conversations,
-    decode,
-    load,
-)
+from context_compiler.messages.importers.document import Conversation, conversation_names, conversations, decode, load
 from context_compiler.messages.importers.draft import Draft, Json, Transcript, kind, mapping
 
 __all__ = ["FORMATS", "Transcript", "parse_transcripts", "read_transcripts"]

@@ -17,15 +17,16 @@ _BLOCKS = ("thinking", "redacted_thinking", "image", "document")
 
 def matches(entry: Json) -> bool:
     """True for a message with a tool call or a tool result."""
-    return "role" in entry and _has_block(entry, _TOOLS)
+    return "role" in entry and has_block(entry, _TOOLS)
 
 
 def may_match(entry: Json) -> bool:
     """True for a message with a thinking or media block, which other formats may contain too."""
-    return _has_block(entry, _BLOCKS)
+    return has_block(entry, _BLOCKS)
 
 
-def _has_block(entry: Json, types: tuple[str, ...]) -> bool:
+def has_block(entry: Json, types: tuple[str, ...]) -> bool:
+    """True for a message with a block of one of these types."""
     return any((mapping(block) or {}).get("type") in types for block in sequence(entry.get("content")) or [])
 
 
@@ -41,23 +42,25 @@ def user(draft: Draft, entry: Json) -> None:
     """Add a user message: its tool results and texts become parts of one request, in order."""
     content = blocks(draft, entry.get("content"))
     parts: list[ModelRequestPart] = []
-    for results, group in groupby(content or [""], key=_is_result):
+    for results, group in groupby(content or [""], key=is_result):
         if results:
-            parts += [_result(draft, mapping(block) or {}, entry) for block in group]
+            parts += [result(draft, mapping(block) or {}, entry) for block in group]
         else:
             parts.append(prompt(draft, list(group) if content else None, entry))
     draft.request(parts, time=time_of(entry))
 
 
-def _is_result(block: object) -> bool:
+def is_result(block: object) -> bool:
+    """True for a block with the result of a tool."""
     return (mapping(block) or {}).get("type") == "tool_result"
 
 
-def _result(draft: Draft, block: Json, entry: Json) -> ModelRequestPart:
+def result(draft: Draft, block: Json, entry: Json, *, name: str | None = None) -> ModelRequestPart:
+    """Build the result of a tool from its block."""
     return draft.result(
         result_content(draft, block.get("content")),
         call_id=text(block.get("tool_use_id")),
-        name=None,
+        name=name,
         failed=block.get("is_error") is True,
         time=time_of(entry),
     )

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from context_compiler.messages.importers.anthropic_messages import user
+from context_compiler.messages.importers.anthropic_messages import has_block, user
 from context_compiler.messages.importers.content import response_parts
-from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, sequence, text, time_of
+from context_compiler.messages.importers.draft import Draft, Json, mapping, text, time_of
 from context_compiler.messages.importers.openai_chat import read_role
 
 _SPEAKERS = ("user", "assistant")
@@ -37,10 +37,7 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
         response.provider_name = "anthropic"
 
     roles = {"user": user, "assistant": assistant}
-    for value in draft.each(entries, _branch(draft, entries)):
-        entry = mapping(value)
-        if entry is None:
-            raise draft.error(f"an entry is {kind(value)}; it must be an object with a type")
+    for entry in draft.objects(entries, "an entry", "a type", _branch(draft, entries)):
         message = mapping(entry.get("message"))
         if entry.get("type") in _SPEAKERS and message is not None:
             read_role(draft, {"timestamp": entry.get("timestamp"), **message}, roles)
@@ -72,13 +69,12 @@ def _branch(draft: Draft, entries: Sequence[object]) -> list[int]:
     taken = {position for position, entry in enumerate(nodes) if entry is None}
     for position in speaking:
         entry = nodes[position] or {}
-        if position in path or "uuid" not in entry or (parents[position] in path and _is_result(entry)):
+        if position in path or "uuid" not in entry or (parents[position] in path and _has_result(entry)):
             taken.add(position)
         else:
             draft.note("left out an entry of another branch", position)
     return sorted(taken)
 
 
-def _is_result(entry: Json) -> bool:
-    blocks = sequence((mapping(entry.get("message")) or {}).get("content")) or []
-    return any((mapping(block) or {}).get("type") == "tool_result" for block in blocks)
+def _has_result(entry: Json) -> bool:
+    return has_block(mapping(entry.get("message")) or {}, ("tool_result",))

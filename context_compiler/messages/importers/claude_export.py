@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from pydantic_ai.messages import ModelRequestPart
-
-from context_compiler.messages.importers.content import blocks, prompt, response_parts, result_content
+from context_compiler.messages.importers.anthropic_messages import is_result, result
+from context_compiler.messages.importers.content import blocks, prompt, response_parts
 from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, sequence, text, time_of
 
 _SENDERS = ("human", "assistant")
@@ -60,20 +59,9 @@ def _attachments(draft: Draft, entry: Json) -> list[object]:
 
 def _answer(draft: Draft, content: Sequence[object], entry: Json) -> None:
     when = time_of(entry)
-    for results, group in groupby(
-        content or [""], key=lambda block: (mapping(block) or {}).get("type") == "tool_result"
-    ):
+    for results, group in groupby(content or [""], key=is_result):
         if results:
-            draft.request([_result(draft, mapping(block) or {}, entry) for block in group], time=when)
+            returned = [mapping(block) or {} for block in group]
+            draft.request([result(draft, block, entry, name=text(block.get("name"))) for block in returned], time=when)
         else:
             draft.respond(response_parts(draft, list(group), provider="anthropic"), time=when)
-
-
-def _result(draft: Draft, block: Json, entry: Json) -> ModelRequestPart:
-    return draft.result(
-        result_content(draft, block.get("content")),
-        call_id=text(block.get("tool_use_id")),
-        name=text(block.get("name")),
-        failed=block.get("is_error") is True,
-        time=time_of(entry),
-    )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydantic_ai.messages import ModelResponse
 
 from context_compiler.messages.importers.content import system
-from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, text, time_of
+from context_compiler.messages.importers.draft import Draft, Json, mapping, text, time_of
 from context_compiler.messages.importers.openai_responses import read_item
 
 _TYPES = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
@@ -21,10 +21,7 @@ def matches(entry: Json) -> bool:
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     """Read the response items, oldest first; events are skipped without a note, because they only repeat the items."""
     model: str | None = None
-    for value in draft.each(entries):
-        entry = mapping(value)
-        if entry is None:
-            raise draft.error(f"a line is {kind(value)}; it must be an object with a type and a payload")
+    for entry in draft.objects(entries, "a line", "a type and a payload"):
         payload, time = mapping(entry.get("payload")) or {}, time_of(entry)
         if entry.get("type") == "session_meta":
             base = mapping(payload.get("base_instructions")) or {}

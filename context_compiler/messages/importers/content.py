@@ -264,19 +264,19 @@ def image(block: Json) -> Piece | None:
     """Read an image: `{"source": …}` of Anthropic, or `{"data", "mimeType"}` of a pi session."""
     if "source" not in block:
         return binary(block.get("data"), block.get("mimeType"))
-    source = mapping(block["source"]) or {}
-    url = text(source.get("url"))
-    return ImageUrl(url=url) if url is not None else _source(source)
+    return _source(block, ImageUrl)
 
 
 def document(block: Json) -> Piece | None:
     """Read an Anthropic document with a base64, text, URL or file source."""
+    return _source(block, DocumentUrl)
+
+
+def _source(block: Json, by_url: type[ImageUrl | DocumentUrl]) -> Piece | None:
     source = mapping(block.get("source")) or {}
     url = text(source.get("url"))
-    return DocumentUrl(url=url) if url is not None else _source(source)
-
-
-def _source(source: Json) -> Piece | None:
+    if url is not None:
+        return by_url(url=url)
     file_id = text(source.get("file_id"))
     if file_id is not None:
         return UploadedFile(file_id=file_id, provider_name="anthropic")

@@ -15,11 +15,7 @@ from context_compiler.paths import decode_text
 
 
 class _NotFinite(ValueError):
-    """A number literal that standard JSON cannot represent: NaN, an infinity, or a number that overflows."""
-
-    def __init__(self, literal: str) -> None:
-        super().__init__(literal)
-        self.literal = literal
+    """A number literal, its message, that standard JSON cannot represent: NaN, an infinity, or one that overflows."""
 
 
 def _refuse(literal: str) -> object:
@@ -97,8 +93,9 @@ def _explain(error: Exception, text: str, line: int = 1) -> str:
     if isinstance(error, RecursionError):
         return f"is nested too deeply to be read (line {line}); no transcript needs that"
     if isinstance(error, _NotFinite):
-        position = _place(text, _position(text, error.literal), line)
-        return f"is not JSON: {error.literal[:40]} at {position} is not a finite number; write null or a string instead"
+        literal = str(error)
+        position = _place(text, _position(text, literal), line)
+        return f"is not JSON: {literal[:40]} at {position} is not a finite number; write null or a string instead"
     if isinstance(error, json.JSONDecodeError):
         nul = "; the file contains NUL bytes, is it UTF-16 or binary?" if "\0" in text else ""
         if not nul and line == 1 and text.lstrip()[:1] not in ("{", "["):
@@ -120,23 +117,9 @@ def _position(text: str, literal: str) -> int:
     return 0
 
 
-HOLDERS = (
-    "messages",
-    "all_messages",
-    "history",
-    "traj",
-    "trajectory",
-    "conversation",
-    "conversations",
-    "transcript",
-    "transcripts",
-    "dialogue",
-    "chat_messages",
-    "events",
-    "items",
-    "input",
-    "output",
-    "data",
+HOLDERS = tuple(
+    "messages all_messages history traj trajectory conversation conversations transcript transcripts dialogue"
+    " chat_messages events items input output data".split()
 )
 """Keys under which an object contains messages, or objects with messages; the first key that fits is used."""
 

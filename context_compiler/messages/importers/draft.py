@@ -61,6 +61,20 @@ class Draft:
             self.at = index
             yield entries[index]
 
+    def objects(
+        self, entries: Sequence[object], what: str, keys: str, positions: Iterable[int] | None = None
+    ) -> Iterator[Json]:
+        """Iterate like `each` over entries that are objects.
+
+        Raises:
+            TranscriptError: An entry is not an object; the message names `what` it is, and the `keys` it needs.
+        """
+        for value in self.each(entries, positions):
+            fields = mapping(value)
+            if fields is None:
+                raise self.error(f"{what} is {kind(value)}; it must be an object with {keys}")
+            yield fields
+
     def note(self, what: str, index: int | None = None) -> None:
         """Record a note on lenient reading at `index`, by default at the current position."""
         self._notes.setdefault(what, []).append(self.at if index is None else index)

@@ -9,18 +9,10 @@ from context_compiler.messages.importers.content import call, response_parts, re
 from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, sequence, text, time_of
 
 _TYPES = {
-    "human": "user",
-    "ai": "assistant",
-    "system": "system",
-    "tool": "tool",
-    "function": "tool",
-    "HumanMessage": "user",
-    "AIMessage": "assistant",
-    "SystemMessage": "system",
-    "ToolMessage": "tool",
-    "FunctionMessage": "tool",
-    "HumanMessageChunk": "user",
-    "AIMessageChunk": "assistant",
+    **dict.fromkeys(("human", "HumanMessage", "HumanMessageChunk"), "user"),
+    **dict.fromkeys(("ai", "AIMessage", "AIMessageChunk"), "assistant"),
+    **dict.fromkeys(("system", "SystemMessage"), "system"),
+    **dict.fromkeys(("tool", "function", "ToolMessage", "FunctionMessage"), "tool"),
 }
 """Message types by type name and by class name, with their roles."""
 
@@ -34,11 +26,8 @@ def _body(entry: Json) -> tuple[str, Json] | None:
     """Type and fields of a message; None if the entry is not a message."""
     if entry.get("lc") == 1 and entry.get("type") == "constructor":
         path, fields = sequence(entry.get("id")) or [""], mapping(entry.get("kwargs"))
-        return (
-            (str(path[-1]), fields)
-            if fields is not None and path and str(path[-1]).endswith(("Message", "Chunk"))
-            else None
-        )
+        name = str(path[-1])
+        return (name, fields) if fields is not None and name.endswith(("Message", "Chunk")) else None
     name, fields = entry.get("type"), mapping(entry.get("data"))
     if not isinstance(name, str) or "role" in entry or (name not in _TYPES and name != "chat"):
         return None

@@ -71,20 +71,17 @@ def _calls(draft: Draft, entry: Json, first: int) -> list[ToolCallPart]:
     listed = [] if value is None else sequence(value)
     if listed is None:
         raise draft.error(f"tool_calls is {kind(value)}; it must be a list")
-    calls: list[ToolCallPart] = []
+    calls: list[tuple[object, object, object]] = []
     for value in listed:
         wrapper = mapping(value) or {}
         function = mapping(wrapper.get("function")) or mapping(wrapper.get("custom")) or {}
         arguments = function.get("arguments") if "arguments" in function else function.get("input")
-        calls.append(
-            call(draft, function.get("name"), arguments, call_id=wrapper.get("id"), position=first + len(calls))
-        )
+        calls.append((function.get("name"), arguments, wrapper.get("id")))
     legacy = mapping(entry.get("function_call"))
     if legacy is not None:
-        calls.append(
-            call(draft, legacy.get("name"), legacy.get("arguments"), call_id=None, position=first + len(calls))
-        )
-    return calls
+        calls.append((legacy.get("name"), legacy.get("arguments"), None))
+    numbered = enumerate(calls, first)
+    return [call(draft, name, args, call_id=id, position=position) for position, (name, args, id) in numbered]
 
 
 def tool(draft: Draft, entry: Json) -> None:

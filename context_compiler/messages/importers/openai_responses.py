@@ -9,7 +9,7 @@ from datetime import datetime
 from pydantic_ai.messages import ModelResponsePart, TextPart, ThinkingPart
 
 from context_compiler.messages.importers.content import call, response_parts, result_content, system
-from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, sequence, text, time_of
+from context_compiler.messages.importers.draft import Draft, Json, mapping, sequence, text, time_of
 from context_compiler.messages.importers.openai_chat import read_role, user
 
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input", "local_shell_call": "action"}
@@ -35,10 +35,7 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     """Read the instructions of the object that contains the items, then the items, oldest first."""
     if isinstance(head.get("instructions"), str) and head["instructions"]:
         system(draft, {"content": head["instructions"]})
-    for value in draft.each(entries):
-        item = mapping(value)
-        if item is None:
-            raise draft.error(f"an item is {kind(value)}; it must be an object with a type or a role")
+    for item in draft.objects(entries, "an item", "a type or a role"):
         read_item(draft, item, time=time_of(item))
 
 

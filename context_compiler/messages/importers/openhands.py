@@ -11,16 +11,7 @@ from collections.abc import Callable, Sequence
 from pydantic_ai.messages import ModelResponsePart, TextPart, ThinkingPart, UserPromptPart
 
 from context_compiler.messages.importers.content import call, result_content, system
-from context_compiler.messages.importers.draft import (
-    UNDATED,
-    Draft,
-    Json,
-    kind,
-    mapping,
-    sequence,
-    text,
-    time_of,
-)
+from context_compiler.messages.importers.draft import UNDATED, Draft, Json, mapping, sequence, text, time_of
 from context_compiler.messages.importers.openai_chat import ROLES, read_role
 
 _SOURCES = ("user", "agent", "environment")
@@ -28,15 +19,7 @@ _SOURCES = ("user", "agent", "environment")
 _INTERNAL = ("change_agent_state", "agent_state_changed", "null", "recall")
 """Events that are not part of the conversation."""
 
-_OWN_ARGUMENTS = (
-    "thought",
-    "hidden",
-    "confirmation_state",
-    "security_risk",
-    "blocking",
-    "is_static",
-    "wait_for_response",
-)
+_OWN_ARGUMENTS = tuple("thought hidden confirmation_state security_risk blocking is_static wait_for_response".split())
 """Arguments of an action that OpenHands added; the model did not write them."""
 
 
@@ -50,12 +33,7 @@ def matches(entry: Json) -> bool:
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     """Read events, oldest first."""
     reply: object = None
-    for value in draft.each(entries):
-        event = mapping(value)
-        if event is None:
-            raise draft.error(
-                f"an event is {kind(value)}; it must be an object with an action, an observation or a kind"
-            )
+    for event in draft.objects(entries, "an event", "an action, an observation or a kind"):
         joins = reply is not None and reply == _reply_id(event)
         if "kind" in event:
             _NEWER.get(str(event["kind"]), _skip)(draft, event, joins)

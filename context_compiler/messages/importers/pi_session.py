@@ -33,10 +33,7 @@ def matches(entry: Json) -> bool:
 
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     """Read the entries of the last branch, oldest first."""
-    for value in draft.each(entries, _branch(draft, entries)):
-        entry = mapping(value)
-        if entry is None:
-            raise draft.error(f"an entry is {kind(value)}; it must be an object with a type")
+    for entry in draft.objects(entries, "an entry", "a type", _branch(draft, entries)):
         if entry.get("type") == "message":
             message = mapping(entry.get("message"))
             if message is None:

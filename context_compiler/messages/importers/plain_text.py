@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from datetime import datetime
 
-from pydantic_ai.messages import ModelResponsePart, SystemPromptPart, TextPart, UserPromptPart
+from pydantic_ai.messages import SystemPromptPart, TextPart, UserPromptPart
 
 from context_compiler.messages.importers.draft import UNDATED, Draft, parse_time
 
@@ -93,8 +93,7 @@ def _add(draft: Draft, role: str | None, lines: list[str], when: datetime | None
             draft.note("text without a speaker left out")
         return
     if role == "assistant":
-        parts: list[ModelResponsePart] = [TextPart(content=prose)]
-        draft.respond(parts, time=when)
+        draft.respond([TextPart(content=prose)], time=when)
     elif role == "system":
         draft.request([SystemPromptPart(content=prose, timestamp=when or UNDATED)], time=when)
     else:
