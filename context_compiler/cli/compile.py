@@ -37,11 +37,10 @@ from context_compiler.cli.options import (
     Vault,
     example,
     group,
-    open_record,
     parse_budget,
     parse_turns,
-    print_look,
 )
+from context_compiler.cli.records import open_record, print_look
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.show import messages_markdown, print_messages, read_history
 from context_compiler.cli.templates import choose_template, parse_fidelity

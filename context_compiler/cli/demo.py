@@ -18,7 +18,8 @@ from pydantic_ai.messages import ModelMessage, ModelResponse
 from context_compiler.chat import local_model
 from context_compiler.cli.compile import ViewRequest, compile_messages, view_document
 from context_compiler.cli.explanation import DROP_COLUMNS, dropped_rows
-from context_compiler.cli.options import DB, Db, Json, Place, example, group, list_command, open_record
+from context_compiler.cli.options import DB, Db, Json, Place, example, group
+from context_compiler.cli.records import list_command, open_record
 from context_compiler.cli.screen import Column, Piece, Screen
 from context_compiler.cli.serve import missing_for_serve
 from context_compiler.cli.show import print_messages, read_history

@@ -10,15 +10,8 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from context_compiler.cli.deferred import load_remedy
-from context_compiler.cli.options import (
-    SYSTEM,
-    Place,
-    find_session,
-    find_view,
-    list_command,
-    open_record,
-    recorded_messages,
-)
+from context_compiler.cli.options import SYSTEM, Place
+from context_compiler.cli.records import find_session, find_view, list_command, open_record, recorded_messages
 from context_compiler.cli.screen import Column, Screen, progress_bar
 from context_compiler.cli.show import excerpt, read_recorded
 from context_compiler.cli.text import first_word, number, one_line, plural

@@ -15,7 +15,8 @@ from time import monotonic
 from pydantic_ai.messages import ModelResponse
 
 from context_compiler.cli.inputs import read_conversations
-from context_compiler.cli.options import Place, list_command
+from context_compiler.cli.options import Place
+from context_compiler.cli.records import list_command
 from context_compiler.cli.screen import Column, Screen, print_note, progress_bar, step
 from context_compiler.cli.text import number, one_line, plural
 from context_compiler.compiler.policy import DEFAULT_BUDGET

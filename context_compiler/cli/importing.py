@@ -34,9 +34,8 @@ from context_compiler.cli.options import (
     TranscriptPath,
     example,
     group,
-    open_record,
-    print_look,
 )
+from context_compiler.cli.records import open_record, print_look
 from context_compiler.cli.screen import Column, Screen, progress_bar, step
 from context_compiler.cli.show import read_history
 from context_compiler.cli.text import json_text, number, plural

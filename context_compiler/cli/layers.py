@@ -8,20 +8,8 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from context_compiler.cli.options import (
-    DB,
-    SYSTEM,
-    Db,
-    Json,
-    Owner,
-    Place,
-    System,
-    Vault,
-    example,
-    find_session,
-    group,
-    open_record,
-)
+from context_compiler.cli.options import DB, SYSTEM, Db, Json, Owner, Place, System, Vault, example, group
+from context_compiler.cli.records import find_session, open_record
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, number
 from context_compiler.errors import SettingsError

@@ -10,19 +10,8 @@ from typing import Annotated
 
 import typer
 
-from context_compiler.cli.options import (
-    DB,
-    Db,
-    Json,
-    Owner,
-    Place,
-    Yes,
-    confirm,
-    example,
-    find_session,
-    group,
-    open_record,
-)
+from context_compiler.cli.options import DB, Db, Json, Owner, Place, Yes, confirm, example, group
+from context_compiler.cli.records import find_session, open_record
 from context_compiler.cli.screen import Column, print_error, print_list, print_result
 from context_compiler.cli.text import number, one_line, plural, timestamp
 from context_compiler.errors import ContextMemoryError, StoreError

@@ -17,8 +17,9 @@ import typer
 
 from context_compiler import pipeline
 from context_compiler.cli.inputs import chat_model, check_stage_model
-from context_compiler.cli.options import DB, PLACE, SYSTEM, AsOwner, Json, System, Vault, check_run_name, print_look
+from context_compiler.cli.options import DB, PLACE, SYSTEM, AsOwner, Json, System, Vault, check_run_name
 from context_compiler.cli.progress import RunProgress
+from context_compiler.cli.records import print_look
 from context_compiler.cli.screen import Screen, print_note
 from context_compiler.cli.text import json_text, one_line
 from context_compiler.errors import SettingsError, TemplateError

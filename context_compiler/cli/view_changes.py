@@ -29,14 +29,10 @@ from context_compiler.cli.options import (
     ViewId,
     agent_arguments,
     example,
-    find_session,
-    find_view,
     group,
-    open_record,
     parse_amount,
-    print_look,
-    recorded_messages,
 )
+from context_compiler.cli.records import find_session, find_view, open_record, print_look, recorded_messages
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.show import read_history
 from context_compiler.cli.templates import choose_template, parse_fidelity, recorded_fidelity, recorded_template

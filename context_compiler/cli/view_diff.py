@@ -8,19 +8,8 @@ from typing import Annotated
 import typer
 
 from context_compiler.cli.diff import compare, comparison_document, print_comparison
-from context_compiler.cli.options import (
-    DB,
-    Db,
-    Json,
-    Owner,
-    Place,
-    ViewId,
-    example,
-    find_view,
-    group,
-    open_record,
-    recorded_messages,
-)
+from context_compiler.cli.options import DB, Db, Json, Owner, Place, ViewId, example, group
+from context_compiler.cli.records import find_view, open_record, recorded_messages
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.show import read_recorded
 from context_compiler.cli.text import json_text
