@@ -57,7 +57,7 @@ class Deferred(Group):
 class Views(Deferred):
     """The commands of `views`."""
 
-    elsewhere = {"why": "view_why", "diff": "view_diff", "replay": "view_changes", "verdict": "view_changes"} | {
+    elsewhere = {"why": "facts", "diff": "diff", "replay": "view_changes", "verdict": "view_changes"} | {
         "export": "written_tests"
     }
 
@@ -66,7 +66,7 @@ class Sessions(Deferred):
     """The commands of `sessions`."""
 
     elsewhere = (
-        {"show": "session_show", "find": "session_find"}
+        {"show": "session_show", "find": "facts"}
         | dict.fromkeys(["delete", "compact", "undo", "pin", "unpin", "pins", "rules", "dismiss"], "session_commands")
         | {"test": "written_tests"}
     )

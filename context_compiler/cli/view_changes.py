@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from context_compiler.cli.compile import ViewRequest
-from context_compiler.cli.diff import Comparison, compare, comparison_document, print_diff, unified
+from context_compiler.cli.diff import Comparison, compare, print_diff, unified
 from context_compiler.cli.inputs import check_model
 from context_compiler.cli.options import (
     DB,
@@ -194,7 +194,7 @@ def _document(
         "view": old.id,
         "before": {"tokens": old.tokens_sent, "budget": old.budget, "status": old.status},
         "after": {"tokens": whole_tokens(replayed, old), "budget": budget, "status": replayed.status},
-        "comparison": comparison_document(compared),
+        "comparison": compared,
         "summary_diff": summaries,
         "messages": [json_.loads(message_body(message)) for message in replayed.messages],
         "ledger": replayed.ledger,
