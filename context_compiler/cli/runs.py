@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 from uuid import uuid4
 
 import typer
@@ -32,36 +32,18 @@ from context_compiler.resilience import attempt
 from context_compiler.template import TemplateLibrary
 from context_compiler.tokens.prices import Money
 
+T = TypeVar("T")
+
 Runs = Annotated[
     str,
     typer.Option(
         "--runs", envvar="CONTEXT_COMPILER_RUNS", help="Run store: a .db file, a folder, or postgresql://USER@HOST/DB."
     ),
 ]
-Logs = Annotated[Path | None, typer.Option("--logs", help="Folder for the files of this run.")]
 Db = Annotated[
     Any,
     typer.Option("--db", help="Record of the stages' requests: a file, or postgresql://USER@HOST/DB.", **PLACE),
 ]
-ModelName = Annotated[
-    str | None, typer.Option("--model", help="Model of stages that name none; `scripted` needs no key.")
-]
-Simulate = Annotated[
-    bool,
-    typer.Option("--simulate", help="Simulate agents instead of asking models. Tool commands run for real."),
-]
-AutoApprove = Annotated[bool, typer.Option("--auto-approve", help="Take the first choice at human gates.")]
-Events = Annotated[bool, typer.Option("--events", help="Print events as JSON lines, then the result.")]
-MaxDuration = Annotated[
-    str | None,
-    typer.Option("--max-duration", metavar="DURATION", help="Time limit of the run, such as 90s, 15m or 2h."),
-]
-MaxRequests = Annotated[int | None, typer.Option("--max-requests", min=1, help="Limit on the agents' model requests.")]
-MaxCost = Annotated[
-    str | None,
-    typer.Option("--max-cost", metavar="USD", help="Limit on the cost of the agents, such as 0.50."),
-]
-Lenient = Annotated[bool, typer.Option("--lenient", help="After a failure, follow edges without a condition too.")]
 Restore = Annotated[bool, typer.Option("--restore-threads", help="Continue the conversations of `full` stages.")]
 NewId = Annotated[str | None, typer.Option("--id", callback=check_run_name, help="Id of the run.")]
 Values = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Initial value of the context.")]
@@ -76,19 +58,32 @@ DIRECTIVES = "directive_known"
 class RunOptions:
     """Options of all commands that run a graph; see `with_run_options`."""
 
-    model: ModelName = None
-    simulate: Simulate = False
-    auto_approve: AutoApprove = False
-    lenient: Lenient = False
-    logs: Logs = None
+    model: Annotated[
+        str | None, typer.Option("--model", help="Model of stages that name none; `scripted` needs no key.")
+    ] = None
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Simulate agents instead of asking models. Tool commands run for real.")
+    ] = False
+    auto_approve: Annotated[bool, typer.Option("--auto-approve", help="Take the first choice at human gates.")] = False
+    lenient: Annotated[
+        bool, typer.Option("--lenient", help="After a failure, follow edges without a condition too.")
+    ] = False
+    logs: Annotated[Path | None, typer.Option("--logs", help="Folder for the files of this run.")] = None
     db: Db = DB
     vault: Vault = None
     system: System = SYSTEM
     owner: AsOwner = None
-    max_duration: MaxDuration = None
-    max_requests: MaxRequests = None
-    max_cost: MaxCost = None
-    events: Events = False
+    max_duration: Annotated[
+        str | None,
+        typer.Option("--max-duration", metavar="DURATION", help="Time limit of the run, such as 90s, 15m or 2h."),
+    ] = None
+    max_requests: Annotated[
+        int | None, typer.Option("--max-requests", min=1, help="Limit on the agents' model requests.")
+    ] = None
+    max_cost: Annotated[
+        str | None, typer.Option("--max-cost", metavar="USD", help="Limit on the cost of the agents, such as 0.50.")
+    ] = None
+    events: Annotated[bool, typer.Option("--events", help="Print events as JSON lines, then the result.")] = False
     json: Json = False
 
 
@@ -100,25 +95,18 @@ def with_run_options(*, without: Collection[str] = ()) -> Callable[[Callable[...
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        hints = get_type_hints(command, include_extras=True)
-        shared = get_type_hints(RunOptions, include_extras=True)
-        names = [field.name for field in fields(RunOptions) if field.name not in without]
-        own = signature(command).parameters.values()
-        added = [
-            Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default)
-            for field in fields(RunOptions)
-            if field.name in names
-        ]
+        hints = get_type_hints(RunOptions, include_extras=True) | get_type_hints(command, include_extras=True)
+        shared = [field for field in fields(RunOptions) if field.name not in without]
+        defaults = {name: own.default for name, own in signature(command).parameters.items() if name != "options"}
+        defaults |= {field.name: field.default for field in shared}
 
         @wraps(command)
         def run(**arguments: Any) -> None:
-            command(options=RunOptions(**{name: arguments.pop(name) for name in names}), **arguments)
+            command(options=RunOptions(**{field.name: arguments.pop(field.name) for field in shared}), **arguments)
 
-        parameters = [
-            parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in own if parameter.name != "options"
-        ]
         typed = [
-            parameter.replace(annotation={**shared, **hints}[parameter.name]) for parameter in (*parameters, *added)
+            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
+            for name, default in defaults.items()
         ]
         run.__signature__ = Signature(typed)  # pyright: ignore[reportAttributeAccessIssue] # read by inspect
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in typed}
@@ -176,17 +164,14 @@ def _interruptible(run: str, options: RunOptions, runs: str | None) -> Generator
         yield
     except KeyboardInterrupt:
         if options.json or options.events:
-            state = attempt(lambda: asyncio.run(_load_state(run, runs))).value
+            state = attempt(lambda: _load_state(run, runs)).value
             facts: dict[str, Any] = {"run_id": run, "status": "stopped", "reason": "interrupted"}
             _print_document(facts, state, options)
         raise
 
 
-async def _load_state(run: str, runs: str | None) -> pipeline.RunState | None:
-    if runs is None:
-        return pipeline.read_checkpoint(Path(run))
-    async with open_runs(runs) as store:
-        return await store.load(run)
+def _load_state(run: str, runs: str | None) -> pipeline.RunState | None:
+    return pipeline.read_checkpoint(Path(run)) if runs is None else with_runs(runs, lambda store: store.load(run))
 
 
 @asynccontextmanager
@@ -197,6 +182,16 @@ async def open_runs(runs: str) -> AsyncGenerator[pipeline.RunStore]:
         yield store
     finally:
         await store.close()
+
+
+def with_runs(runs: str, work: Callable[[pipeline.RunStore], Awaitable[T]]) -> T:
+    """Run `work` on a store of runs that is opened for it."""
+
+    async def run() -> T:
+        async with open_runs(runs) as store:
+            return await work(store)
+
+    return asyncio.run(run())
 
 
 def run_config(options: RunOptions, runs: str | None, on_event: OnEvent | None = None) -> pipeline.RunConfig:
