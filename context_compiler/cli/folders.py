@@ -12,9 +12,7 @@ from pathlib import Path
 from shlex import quote
 from time import monotonic
 
-from pydantic_ai.messages import ModelResponse
-
-from context_compiler.cli.inputs import read_conversations
+from context_compiler.cli.inputs import answering_model, read_conversations
 from context_compiler.cli.options import Place
 from context_compiler.cli.records import list_command
 from context_compiler.cli.screen import Column, Screen, print_note, progress_bar, step
@@ -158,8 +156,7 @@ def measure(
 async def _measure(transcript: Transcript, file: str, reader: Reader, tokens: int, in_time: bool) -> Found:
     messages = transcript.messages
     requests = min(len(request_points(messages)), REPLAYED) if in_time else 0
-    answers = (message for message in reversed(messages) if isinstance(message, ModelResponse))
-    model = next((answer.model_name for answer in answers if answer.model_name), "")
+    model = answering_model(messages)
     everything = views = 0.0
     if requests:
         charge, host = charge_of(model), Everything(reader)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -35,17 +34,6 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Log:
-    """Commits of a session, and the target of the next rollback."""
-
-    commits: list[Commit]
-    next: str | None
-    """Id of the checkpoint that the next rollback restores."""
-    turns: int
-    """Current number of turns of the session."""
-
-
 @app.command("log", epilog=example("manager log assistant"))
 def log(
     session: SessionId,
@@ -55,16 +43,10 @@ def log(
     json: Json = False,
 ) -> None:
     """List the commits of a session, newest first; an arrow marks the target of the next rollback."""
-    history = asyncio.run(_log(db, owner, session, limit))
-    facts = {
-        "db": str(db),
-        "session": session,
-        "turns": history.turns,
-        "next": history.next,
-        "commits": history.commits,
-    }
-    empty = f"session {one_line(session)} has {plural(history.turns, 'turn')} and no checkpoint yet"
-    print_list(facts, COLUMNS, [_row(commit, history.next) for commit in history.commits], json=json, empty=empty)
+    commits, next_id, turns = asyncio.run(_log(db, owner, session, limit))
+    facts = {"db": str(db), "session": session, "turns": turns, "next": next_id, "commits": commits}
+    empty = f"session {one_line(session)} has {plural(turns, 'turn')} and no checkpoint yet"
+    print_list(facts, COLUMNS, [_row(commit, next_id) for commit in commits], json=json, empty=empty)
 
 
 @app.command("checkpoint", epilog=example('manager checkpoint assistant --message "before the move"'))
@@ -94,13 +76,11 @@ def rollback(
     json: Json = False,
 ) -> None:
     """Roll back to the newest unused checkpoint, or to a commit; the session continues from there."""
-    history = asyncio.run(_log(db, owner, session, 1 if to is None else None))
-    target = history.next if to is None else _commit_named(to, history.commits)
+    commits, next_id, turns = asyncio.run(_log(db, owner, session, 1 if to is None else None))
+    target = next_id if to is None else _commit_named(to, commits)
     if not yes and target is not None:
-        question = (
-            f"Roll session {session!r} back from {plural(history.turns, 'turn')} to checkpoint {target[:ID_LENGTH]}?"
-        )
-        if not confirm(question):
+        change = f"from {plural(turns, 'turn')} to checkpoint {target[:ID_LENGTH]}"
+        if not confirm(f"Roll session {session!r} back {change}?"):
             print_error("nothing was rolled back")
             raise typer.Exit(1)
     result, turns = asyncio.run(_rollback(db, owner, session, None if to is None else target))
@@ -144,9 +124,10 @@ async def _open_manager(
         yield manager, memory
 
 
-async def _log(db: Place, owner: str | None, session: str, limit: int | None) -> _Log:
+async def _log(db: Place, owner: str | None, session: str, limit: int | None) -> tuple[list[Commit], str | None, int]:
+    """Commits of a session, the id of the checkpoint that the next rollback restores, and the number of turns."""
     async with _open_manager(db, owner, session, writing=False) as (manager, memory):
-        return _Log(commits=await memory.log(limit), next=manager.next_checkpoint, turns=manager.turn_count)
+        return await memory.log(limit), manager.next_checkpoint, manager.turn_count
 
 
 async def _checkpoint(db: Place, owner: str | None, session: str, message: str) -> tuple[str | None, int]:

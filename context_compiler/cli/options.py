@@ -99,7 +99,10 @@ class Group(TyperGroup):
 
 
 def group(help: str, *, shown: str = "", cls: Any = None, completes: bool = False) -> typer.Typer:
-    """Create a command group with the common settings; `shown` is the example in its help."""
+    """Create a command group with the common settings; `shown` is the example in its help.
+
+    Without `cls`, a group with one command is that command.
+    """
     made = typer.Typer(
         cls=cls or Group,
         help=help,
@@ -111,7 +114,7 @@ def group(help: str, *, shown: str = "", cls: Any = None, completes: bool = Fals
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     if cls is not None:
-        made.callback()(_nothing)  # else a group with one command of its own would be that command
+        made.callback()(_nothing)
     return made
 
 

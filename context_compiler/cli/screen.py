@@ -207,9 +207,10 @@ def print_error(message: str) -> None:
     console.print(styled_text(("error: ", "bold red"), one_line(message)), soft_wrap=True)
 
 
-def print_progress(message: str) -> None:
-    """Print a line of progress on standard error; for use without a progress bar."""
-    print(one_line(message), file=sys.stderr, flush=True)
+def print_progress(message: str, bar: Progress | None = None) -> None:
+    """Print a line of progress on standard error, unless a progress bar is there."""
+    if bar is None:
+        print(one_line(message), file=sys.stderr, flush=True)
 
 
 def print_note(message: str) -> None:
