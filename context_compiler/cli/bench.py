@@ -19,6 +19,7 @@ from rich.progress import Progress
 from context_compiler.cli.drawing import Line, Panel, draw, libraries
 from context_compiler.cli.inputs import answering_model, print_notes, read_conversations, select_conversation
 from context_compiler.cli.options import (
+    BUDGET,
     RECALL,
     SYSTEM,
     TRIGGER,
@@ -26,7 +27,6 @@ from context_compiler.cli.options import (
     Json,
     Select,
     System,
-    TokenBudget,
     TranscriptPath,
     Vault,
     agent_arguments,
@@ -126,7 +126,10 @@ class Approach:
 @app.command("bench", epilog=example("bench session.jsonl --budget 16000"))
 def bench(
     transcript: TranscriptPath,
-    budget: TokenBudget = "16000",
+    budget: Annotated[
+        str,
+        typer.Option("--budget", "-b", help="Tokens such as 4000, or a share of 32,000 tokens such as 0.5.", **BUDGET),
+    ] = "16000",
     template: Annotated[
         str | None,
         typer.Option(

@@ -6,31 +6,27 @@ import asyncio
 import json as json_
 from contextlib import nullcontext
 from functools import partial
+from typing import Annotated, Any
+
+import typer
 
 from context_compiler.cli.explanation import explanation_markdown, print_explanation
 from context_compiler.cli.inputs import check_model, print_notes, read_conversations, select_conversation
 from context_compiler.cli.layers import parse_role
 from context_compiler.cli.options import (
+    BUDGET,
+    PLACE,
     SYSTEM,
     AsOwner,
-    BudgetText,
-    Explain,
     FidelityName,
     Format,
     FormatName,
     Json,
-    LayersOf,
     ModelName,
     Place,
-    PrintAs,
-    RecentTurns,
-    RecordIn,
-    Role,
     Select,
     SessionName,
-    Strict,
     System,
-    TemplateName,
     TranscriptPath,
     Vault,
     example,
@@ -58,24 +54,54 @@ app = group("Compile a transcript.")
 @app.command("compile", epilog=example("compile chat.json --budget 4000 --explain"))
 def compile_(
     transcript: TranscriptPath,
-    template: TemplateName = None,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            "--template",
+            "-t",
+            envvar="CONTEXT_COMPILER_TEMPLATE",
+            help="Name or path of a template; default: extractive, or chat_compiler with a model.",
+        ),
+    ] = None,
     fidelity: FidelityName = None,
-    budget: BudgetText = "2000",
+    budget: Annotated[
+        str,
+        typer.Option(
+            "--budget",
+            "-b",
+            help="Tokens such as 4000, a share of 32,000 tokens such as 0.5, or '$0.02' at --model's price.",
+            **BUDGET,
+        ),
+    ] = "2000",
     model: ModelName = "none",
-    db: RecordIn = None,
+    db: Annotated[
+        Any,
+        typer.Option("--db", help="Record the view in this file or database; default: nowhere.", **PLACE),
+    ] = None,
     owner: AsOwner = None,
     vault: Vault = None,
     system: System = SYSTEM,
     session: SessionName = None,
-    recent_turns: RecentTurns = None,
+    recent_turns: Annotated[
+        str | None, typer.Option("--recent-turns", help="Turns to keep if they fit: a number, or all.")
+    ] = None,
     select: Select = None,
     format_: FormatName = None,
-    format: PrintAs = Format.RICH,
+    format: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.RICH,
     json: Json = False,
-    explain: Explain = False,
-    strict: Strict = False,
-    layers: LayersOf = None,
-    role: Role = "think",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print why each message is kept or left out, instead of the messages.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail if the budget is exceeded, or met only by truncating the prompt.")
+    ] = False,
+    layers: Annotated[
+        str | None,
+        typer.Option("--layers", help="Put the layers of this session (stored in --db) before the last prompt."),
+    ] = None,
+    role: Annotated[
+        str, typer.Option("--role", help="Kind of node that gets the layers: understand, think, act or reply.")
+    ] = "think",
 ) -> None:
     """Compile a transcript into a view that fits a token budget, and print it."""
     request = partial(

@@ -136,9 +136,8 @@ def delete(
         other = "; no data in it has an owner, but `sessions delete` removes a conversation"
         raise StoreError(f"{db}: no owner {one_line(owner, 60)!r}{suggestion or other}")
     content = f"{plural(info.sessions, 'session')} with {plural(info.requests, 'request')}"
-    if not yes and not confirm(f"Delete {content} of owner {owner!r} from {db}?"):
-        print_error("nothing was deleted")
-        raise typer.Exit(1)
+    if not yes:
+        confirm(f"Delete {content} of owner {owner!r} from {db}?", "nothing was deleted")
     removed = with_record(lambda store: store.erase(), db, owner, writing=True)
     left = sorted(str(folder) for folder in transcript_folders(db, vault, system, owner) if folder.is_dir())
     private = vault_of(vault, owner) if vault is not None and OWNER in str(vault) and owner else None

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from context_compiler.cli.screen import print_error
 from context_compiler.cli.text import one_line
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
@@ -139,10 +140,11 @@ def parse_age(text: str, option: str = "--older-than") -> float:
     return float(match[1]) * DAYS[match[2]]
 
 
-def confirm(question: str) -> bool:
-    """Ask a question on standard error; True if the answer is y or yes.
+def confirm(question: str, otherwise: str) -> None:
+    """Ask a question on standard error.
 
     Raises:
+        Exit: the answer is not y or yes; the error message is `otherwise`.
         SettingsError: standard input is empty.
     """
     print(one_line(question), "[y/N] ", end="", file=sys.stderr, flush=True)
@@ -150,7 +152,9 @@ def confirm(question: str) -> bool:
     if not answer:
         print(file=sys.stderr)
         raise SettingsError("no answer on standard input; give --yes in scripts")
-    return answer.strip().lower() in ("y", "yes")
+    if answer.strip().lower() not in ("y", "yes"):
+        print_error(otherwise)
+        raise typer.Exit(1)
 
 
 def check_run_name(text: str | None) -> str | None:
@@ -203,14 +207,12 @@ def parse_amount(text: str, *, option: str = "--budget") -> Amount:
         raise SettingsError(f"{setting}: give whole tokens such as 4000, or a share such as 0.5") from None
 
 
-def parse_recall(text: str | None) -> Amount | None:
+def parse_recall(text: str) -> Amount:
     """Parse the size of recall blocks: a share of the room from 0 to 1, or tokens."""
     try:
-        value = None if text is None else float(text)
+        value = float(text)
     except ValueError:
         value = -1.0
-    if text is None or value is None:
-        return None
     if 0 <= value <= 1:
         return value
     if value != int(value) or not 1 < value <= MAX_TOKENS:
@@ -220,15 +222,10 @@ def parse_recall(text: str | None) -> Amount | None:
     return int(value)
 
 
-def parse_trigger(text: str | None) -> Amount | None:
-    """Parse the size above which a view is cut back: whole tokens, or a share of the budget."""
-    return None if text is None else parse_amount(text, option="--trigger")
-
-
 def agent_arguments(recall: str | None, trigger: str | None) -> dict[str, Any]:
     """Arguments of `ContextCompiler` for the options that were given."""
-    given = {"recall": parse_recall(recall), "trigger": parse_trigger(trigger)}
-    return {name: value for name, value in given.items() if value is not None}
+    given: dict[str, Any] = {} if recall is None else {"recall": parse_recall(recall)}
+    return given if trigger is None else {**given, "trigger": parse_amount(trigger, option="--trigger")}
 
 
 def parse_budget(text: str) -> Budget:
@@ -261,15 +258,6 @@ TranscriptPath = Annotated[
     str,
     typer.Argument(metavar="TRANSCRIPT", help="File in a known format (JSON, JSONL or text), or - for standard input."),
 ]
-TemplateName = Annotated[
-    str | None,
-    typer.Option(
-        "--template",
-        "-t",
-        envvar="CONTEXT_COMPILER_TEMPLATE",
-        help="Name or path of a template; default: extractive, or chat_compiler with a model.",
-    ),
-]
 FidelityName = Annotated[
     str | None,
     typer.Option(
@@ -280,18 +268,6 @@ FidelityName = Annotated[
     ),
 ]
 BUDGET: Any = {"envvar": "CONTEXT_COMPILER_BUDGET", "callback": with_origin}
-BudgetText = Annotated[
-    str,
-    typer.Option(
-        "--budget",
-        "-b",
-        help="Tokens such as 4000, a share of 32,000 tokens such as 0.5, or '$0.02' at --model's price.",
-        **BUDGET,
-    ),
-]
-TokenBudget = Annotated[
-    str, typer.Option("--budget", "-b", help="Tokens such as 4000, or a share of 32,000 tokens such as 0.5.", **BUDGET)
-]
 RECALL, TRIGGER = (
     "Share of the room that recalled text may fill if the prompt asks for it, from 0 to 1, or tokens",
     "Size above which a view is cut back: tokens, or a share of the budget",
@@ -306,27 +282,9 @@ ModelName = Annotated[
         help="Model that writes the summary, such as openai:gpt-5, or none.",
     ),
 ]
-RecordIn = Annotated[
-    Any,
-    typer.Option("--db", help="Record the view in this file or database; default: nowhere.", **PLACE),
-]
 SessionName = Annotated[str | None, typer.Option("--session", help="Name of the conversation in the record.")]
-RecentTurns = Annotated[str | None, typer.Option("--recent-turns", help="Turns to keep if they fit: a number, or all.")]
 Select = Annotated[
     str | None,
     typer.Option("--select", help="Which of several conversations to use: a name, or a position from 0."),
 ]
 FormatName = Annotated[str | None, typer.Option("--from", help="Format of the transcript, if it cannot be detected.")]
-PrintAs = Annotated[Format, typer.Option("--format", help="Output format.")]
-Explain = Annotated[
-    bool, typer.Option("--explain", help="Print why each message is kept or left out, instead of the messages.")
-]
-LayersOf = Annotated[
-    str | None, typer.Option("--layers", help="Put the layers of this session (stored in --db) before the last prompt.")
-]
-Role = Annotated[
-    str, typer.Option("--role", help="Kind of node that gets the layers: understand, think, act or reply.")
-]
-Strict = Annotated[
-    bool, typer.Option("--strict", help="Fail if the budget is exceeded, or met only by truncating the prompt.")
-]

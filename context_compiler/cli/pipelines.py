@@ -41,7 +41,7 @@ from context_compiler.cli.runs import (
     with_run_options,
     with_runs,
 )
-from context_compiler.cli.screen import Column, Screen, print_error, print_list, print_result
+from context_compiler.cli.screen import Column, Screen, print_list, print_result
 from context_compiler.cli.text import json_text, one_line, plural, safe, suggestions
 from context_compiler.cli.workers import add_queue_commands
 from context_compiler.errors import GraphError, PipelineError, SettingsError
@@ -333,9 +333,8 @@ def delete(run: StoredRun, yes: Yes = False, runs: Runs = RUNS, owner: Owner = N
     The requests of its agents are in the record; `sessions delete RUN/STAGE` deletes them.
     """
     _require_run(run, runs, owner)
-    if not yes and not confirm(f"Delete run {run!r} from {place_name(runs)}?"):
-        print_error("nothing was deleted")
-        raise typer.Exit(1)
+    if not yes:
+        confirm(f"Delete run {run!r} from {place_name(runs)}?", "nothing was deleted")
     deleted = with_runs(runs, lambda store: store.delete(run))
     print_result({"run_id": run, "deleted": deleted}, f"{run} is deleted", json=json)
 

@@ -30,7 +30,7 @@ from context_compiler.cli.options import (
     parse_amount,
 )
 from context_compiler.cli.records import find_session, open_record, with_record
-from context_compiler.cli.screen import Screen, print_error, print_note, print_result
+from context_compiler.cli.screen import Screen, print_note, print_result
 from context_compiler.cli.steering import print_outcome, print_pins, print_rules
 from context_compiler.cli.text import json_text, number, one_line, plural
 from context_compiler.errors import StoreError
@@ -63,9 +63,7 @@ def delete(
     if not yes:
         requests = plural(sum(info.requests for info in infos), "request")
         content = f"{requests} and {'damaged messages' if messages is None else plural(messages, 'message')}"
-        if not confirm(f"Delete session {infos[0].session_id!r} with {content} from {db}?"):
-            print_error("nothing was deleted")
-            raise typer.Exit(1)
+        confirm(f"Delete session {infos[0].session_id!r} with {content} from {db}?", "nothing was deleted")
     session = infos[0].session_id
     removed = with_record(lambda store: store.delete(session), db, infos[0].owner, writing=True)
     report = f"{db}: session {one_line(session)} deleted, {plural(removed, 'request')} removed"
