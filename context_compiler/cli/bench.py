@@ -95,14 +95,8 @@ COLUMNS = (
 LEGEND = (
     ("largest", "tokens of the largest request"),
     ("broken pairs", "requests with a result without its call, or a call without its result"),
-    (
-        "cost",
-        "share of the cost of everything: of the money, or unpriced of 0.1 per cached and 1.25 per other token",
-    ),
-    (
-        "money",
-        "cost of the input in US dollars, with the price of cached tokens; no model compiles here",
-    ),
+    ("cost", "share of the cost of everything: of the money, or unpriced of 0.1 per cached and 1.25 per other token"),
+    ("money", "cost of the input in US dollars, with the price of cached tokens; no model compiles here"),
     ("references", "share of ids and paths needed by calls that are in the view with their line, all / long-range"),
     ("compiles", "cycles begun; with a model, each is one call"),
     ("ms", "median time of a request through the host"),

@@ -75,8 +75,7 @@ def compile_(
     ] = "2000",
     model: ModelName = "none",
     db: Annotated[
-        Any,
-        typer.Option("--db", help="Record the view in this file or database; default: nowhere.", **PLACE),
+        Any, typer.Option("--db", help="Record the view in this file or database; default: nowhere.", **PLACE)
     ] = None,
     owner: AsOwner = None,
     vault: Vault = None,

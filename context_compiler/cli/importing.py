@@ -12,15 +12,7 @@ from typing import Annotated
 
 import typer
 
-from context_compiler.cli.folders import (
-    SECONDS,
-    Folder,
-    Found,
-    find_conversations,
-    last_moment,
-    measure,
-    print_found,
-)
+from context_compiler.cli.folders import SECONDS, Folder, Found, find_conversations, last_moment, measure, print_found
 from context_compiler.cli.inputs import print_notes, read_conversations, select_conversation
 from context_compiler.cli.options import (
     DB,

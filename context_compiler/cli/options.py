@@ -68,10 +68,7 @@ Owner = Annotated[
 AsOwner = Annotated[
     str | None, typer.Option("--owner", envvar="CONTEXT_COMPILER_OWNER", help="Owner of the recorded data.")
 ]
-VaultOwner = Annotated[
-    str | None,
-    typer.Option("--owner", envvar="CONTEXT_COMPILER_OWNER", help="Owner of the vault."),
-]
+VaultOwner = Annotated[str | None, typer.Option("--owner", envvar="CONTEXT_COMPILER_OWNER", help="Owner of the vault.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 SessionId = Annotated[str, typer.Argument(metavar="ID", help="Name of a session, from `sessions list`.")]
 ViewId = Annotated[int, typer.Argument(metavar="ID", help="Number of a view, from `views list`.")]
@@ -284,7 +281,6 @@ ModelName = Annotated[
 ]
 SessionName = Annotated[str | None, typer.Option("--session", help="Name of the conversation in the record.")]
 Select = Annotated[
-    str | None,
-    typer.Option("--select", help="Which of several conversations to use: a name, or a position from 0."),
+    str | None, typer.Option("--select", help="Which of several conversations to use: a name, or a position from 0.")
 ]
 FormatName = Annotated[str | None, typer.Option("--from", help="Format of the transcript, if it cannot be detected.")]

@@ -41,8 +41,7 @@ Runs = Annotated[
     ),
 ]
 Db = Annotated[
-    Any,
-    typer.Option("--db", help="Record of the stages' requests: a file, or postgresql://USER@HOST/DB.", **PLACE),
+    Any, typer.Option("--db", help="Record of the stages' requests: a file, or postgresql://USER@HOST/DB.", **PLACE)
 ]
 Restore = Annotated[bool, typer.Option("--restore-threads", help="Continue the conversations of `full` stages.")]
 NewId = Annotated[str | None, typer.Option("--id", callback=check_run_name, help="Id of the run.")]
@@ -316,11 +315,7 @@ def _print_result(result: pipeline.RunState, options: RunOptions, resume: str) -
         Exit: the run failed, or stopped at a gate.
     """
     screen, status = Screen(), result.status if result.ended else "stopped"
-    facts: dict[str, Any] = {
-        "run_id": result.lineage.root_run_id,
-        "status": status,
-        "reason": result.failure_reason,
-    }
+    facts: dict[str, Any] = {"run_id": result.lineage.root_run_id, "status": status, "reason": result.failure_reason}
     if options.json or options.events:
         _print_document(facts, result, options)
     else:

@@ -13,12 +13,7 @@ from context_compiler.middleware.manual import TOKENS, CompileResult
 from context_compiler.record.values import Drop, positions_of
 from context_compiler.tokens.prices import dollars
 
-PINS = (
-    Column("turn", right=True),
-    Column("role"),
-    Column("tokens", right=True),
-    Column("begins", elastic=True),
-)
+PINS = (Column("turn", right=True), Column("role"), Column("tokens", right=True), Column("begins", elastic=True))
 
 RULES = (Column("from"), Column("rule"))
 NO_RULES = "no rule was found"

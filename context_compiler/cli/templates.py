@@ -87,10 +87,7 @@ def show(
             ("recent turns", template.recent_turns),
             ("recent tool results", template.recent_tool_results),
             ("token threshold", template.token_threshold),
-            (
-                "sections",
-                "; ".join(placeholders.rule_text(key, rule) for key, rule in template.sections.items()),
-            ),
+            ("sections", "; ".join(placeholders.rule_text(key, rule) for key, rule in template.sections.items())),
             ("wants", ", ".join(wants)),
         ]
     )

@@ -21,8 +21,7 @@ if TYPE_CHECKING:  # writing a test needs the host
 app = group("Write tests from recorded sessions and requests.")
 
 Agent = Annotated[
-    str,
-    typer.Option("--agent", help="module:name of the agent to test; default: a compiler with the recorded budget."),
+    str, typer.Option("--agent", help="module:name of the agent to test; default: a compiler with the recorded budget.")
 ]
 
 CLAIMS = (Column("check", style="bold"), Column("of", wraps=True), Column("turn", right=True), Column("holds"))

@@ -89,10 +89,7 @@ class MarkdownStream:
         self._ended = False
         self._waiting = Spinner("dots", Text("…", "dim"))
         self._live = Live(
-            get_renderable=self._growing_block,
-            console=console,
-            refresh_per_second=FRAMES,
-            vertical_overflow="crop",
+            get_renderable=self._growing_block, console=console, refresh_per_second=FRAMES, vertical_overflow="crop"
         )
 
     def __enter__(self) -> MarkdownStream:
