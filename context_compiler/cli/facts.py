@@ -297,8 +297,9 @@ def _print_why(screen: Screen, why: Why) -> None:
     if first_word(record.status) == "dry_run":
         screen.line("a dry run: the model was sent everything; this is the view that would have been sent")
     elif why.words is not None:
-        there = why.words.forms
-        screen.line(f"the words are in it: {_form_names(there)}" if there else _absence(why.words))
+        because = f": {why.words.because}" if why.words.because else ""
+        held = f"in it: {_form_names(why.words.forms)}" if why.words.forms else f"not in it{because}"
+        screen.line(f"the words are {held}")
     screen.line()
     reasons = [_reason(message, record.id) for message in why.messages]
     numbers = {reason: f"({index})" for index, reason in enumerate(dict.fromkeys(filter(None, reasons)), 1)}
@@ -328,10 +329,6 @@ def _print_why(screen: Screen, why: Why) -> None:
             (f"views why {record.id} m{why.messages[reasons.index(next(iter(numbers)))].index}", "cyan"),
             " tells the budget that would have kept that message",
         )
-
-
-def _absence(words: Stretch) -> str:
-    return f"the words are not in it: {words.because}" if words.because else "the words are not in it"
 
 
 def _form_text(one: MessageFate, words: Stretch | None) -> str:

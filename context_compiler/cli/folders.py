@@ -106,7 +106,10 @@ def find_conversations(folder: Path, format: str | None) -> Folder:
     skipped: dict[str, str] = {}
     for file in newest:
         try:
-            conversations += ((file, transcript) for transcript in _conversations(file, format))
+            if file.stat().st_size > LARGEST:
+                raise TranscriptError(f"is larger than {LARGEST // 1_000_000} MB", file=str(file))
+            found = read_conversations(str(file), format)
+            conversations += ((file, transcript) for transcript in found if transcript.messages)
         except TranscriptError as error:
             reason = str(error).removeprefix(str(file)).partition(": ")[2]
             skipped[str(file.relative_to(folder))] = one_line(reason.partition(";")[0], 100)
@@ -114,12 +117,6 @@ def find_conversations(folder: Path, format: str | None) -> Folder:
         among = f"{plural(len(files), 'JSON file')} in it, but no conversation in a known format: {_reasons(skipped)}"
         raise TranscriptError(among if files else "contains no JSON or JSONL files", file=str(folder))
     return Folder(conversations=conversations, skipped=skipped, older=len(files) - len(newest))
-
-
-def _conversations(file: Path, format: str | None) -> list[Transcript]:
-    if file.stat().st_size > LARGEST:
-        raise TranscriptError(f"is larger than {LARGEST // 1_000_000} MB", file=str(file))
-    return [transcript for transcript in read_conversations(str(file), format) if transcript.messages]
 
 
 def _reasons(skipped: Mapping[str, str]) -> str:

@@ -135,8 +135,11 @@ def serve(
 
 
 def _url(host: str, port: int, token: str | None, find: str) -> str:
+    """Address of the pages; a wildcard address becomes the name of this machine."""
+    wildcard = host in ("0.0.0.0", "::")
+    shown = socket.gethostname() if wildcard else f"[{host}]" if ":" in host else host
     query = urlencode({name: value for name, value in (("token", token), ("q", find)) if value})
-    return f"http://{_shown_host(host)}:{port}/{'find' if find else ''}{f'?{query}' if query else ''}"
+    return f"http://{shown}:{port}/{'find' if find else ''}{f'?{query}' if query else ''}"
 
 
 def missing_for_serve() -> list[str]:
@@ -211,10 +214,3 @@ def _own_addresses() -> list[str]:
         return [str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)]
     except OSError:
         return []
-
-
-def _shown_host(host: str) -> str:
-    """Format the host for a URL; a wildcard address becomes the name of this machine."""
-    if host in ("0.0.0.0", "::"):
-        return socket.gethostname()
-    return f"[{host}]" if ":" in host else host

@@ -73,7 +73,8 @@ def show(
     wants = sorted(template.wants())
     screen = Screen()
     if json:
-        screen.raw(json_text({"template": _template_document(template), "wants": wants}))
+        document = {field.name: getattr(template, field.name) for field in fields(template) if field.repr}
+        screen.raw(json_text({"template": document, "wants": wants}))
         return
     placeholders = load_placeholders()
     screen.line((template.name, "bold"), f" ({template.source})")
@@ -119,10 +120,6 @@ def check(
         _print(screen, results, wrong)
     if wrong:
         raise typer.Exit(1)
-
-
-def _template_document(template: Template) -> dict[str, object]:
-    return {field.name: getattr(template, field.name) for field in fields(template) if field.repr}
 
 
 def _check(library: TemplateLibrary, name: str) -> TemplateCheck:

@@ -188,7 +188,7 @@ def _status(
                 submission["run_id"],
                 submission["state"],
                 submission["completed"],
-                _time(submission["submitted"]),
+                datetime.fromtimestamp(submission["submitted"], UTC).isoformat()[:19],
                 submission["worker"] or "",
                 _about(submission),
             )
@@ -300,7 +300,3 @@ async def _load_submissions(runs: str, run: str | None) -> list[dict[str, Any]]:
 def _about(one: dict[str, Any]) -> str:
     asks = [f"{question['stage']} asks: {question['text']}" for question in one["questions"]]
     return one_line("; ".join([*asks, one["trouble"] or "", one["cancelled"] or ""]).strip("; "), 200)
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")[:19]
