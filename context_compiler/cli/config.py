@@ -13,7 +13,7 @@ import typer
 from context_compiler.cli.chat import MODEL as CHAT_MODEL
 from context_compiler.cli.options import Group, Json, example, group
 from context_compiler.cli.root import COMMANDS, load
-from context_compiler.cli.runs import RUNS
+from context_compiler.cli.run_options import RUNS
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, suggestions
 from context_compiler.errors import SettingsError

@@ -26,21 +26,8 @@ from context_compiler.cli.options import (
     group,
     parse_age,
 )
-from context_compiler.cli.runs import (
-    RUNS,
-    NewId,
-    Restore,
-    RunId,
-    RunOptions,
-    Runs,
-    Values,
-    open_runs,
-    resume_run,
-    run_graph,
-    template_known,
-    with_run_options,
-    with_runs,
-)
+from context_compiler.cli.run_options import RUNS, NewId, Restore, RunId, RunOptions, Runs, Values, with_run_options
+from context_compiler.cli.runs import open_runs, resume_run, run_graph, template_known, with_runs
 from context_compiler.cli.screen import Column, Screen, print_list, print_result
 from context_compiler.cli.text import json_text, one_line, plural, safe, suggestions
 from context_compiler.cli.workers import add_queue_commands

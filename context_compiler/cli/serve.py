@@ -31,7 +31,7 @@ from context_compiler.cli.options import (
     with_origin,
 )
 from context_compiler.cli.records import with_record
-from context_compiler.cli.runs import RUNS, Runs
+from context_compiler.cli.run_options import RUNS, Runs
 from context_compiler.cli.screen import Screen, print_note
 from context_compiler.cli.text import json_text
 from context_compiler.errors import SettingsError
