@@ -18,26 +18,21 @@ from rich.progress import Progress
 
 from context_compiler.cli.drawing import Line, Panel, draw, libraries
 from context_compiler.cli.inputs import answering_model, print_notes, read_conversations, select_conversation
-from context_compiler.cli.options import (
-    BUDGET,
-    RECALL,
-    SYSTEM,
-    TRIGGER,
-    FormatName,
-    Json,
-    Select,
-    System,
-    TranscriptPath,
-    Vault,
-    agent_arguments,
-    example,
-    group,
-    parse_amount,
-    with_origin,
-)
+from context_compiler.cli.options import SYSTEM, Json, System, Vault, example, group
 from context_compiler.cli.screen import Column, Screen, print_progress, progress_bar, step
 from context_compiler.cli.templates import choose_template
 from context_compiler.cli.text import json_text, number, plural
+from context_compiler.cli.view_options import (
+    BUDGET,
+    RECALL,
+    TRIGGER,
+    FormatName,
+    Select,
+    TranscriptPath,
+    agent_arguments,
+    parse_amount,
+    with_origin,
+)
 from context_compiler.compiler.metrics import Sent, figures
 from context_compiler.compiler.policy import DEFAULT_BUDGET
 from context_compiler.compiler.references import ReferenceRecall

@@ -13,32 +13,24 @@ import typer
 from context_compiler.cli.explanation import explanation_markdown, print_explanation
 from context_compiler.cli.inputs import check_model, print_notes, read_conversations, select_conversation
 from context_compiler.cli.layers import parse_role
-from context_compiler.cli.options import (
-    BUDGET,
-    PLACE,
-    SYSTEM,
-    AsOwner,
-    FidelityName,
-    Format,
-    FormatName,
-    Json,
-    ModelName,
-    Place,
-    Select,
-    SessionName,
-    System,
-    TranscriptPath,
-    Vault,
-    example,
-    group,
-    parse_budget,
-    parse_turns,
-)
+from context_compiler.cli.options import PLACE, SYSTEM, AsOwner, Json, Place, System, Vault, example, group
 from context_compiler.cli.records import open_record, print_look
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.show import messages_markdown, print_messages, read_history
 from context_compiler.cli.templates import choose_template, parse_fidelity
 from context_compiler.cli.text import first_word, json_text, number, sent_share
+from context_compiler.cli.view_options import (
+    BUDGET,
+    FidelityName,
+    Format,
+    FormatName,
+    ModelName,
+    Select,
+    SessionName,
+    TranscriptPath,
+    parse_budget,
+    parse_turns,
+)
 from context_compiler.compiler.view import View, message_origins
 from context_compiler.errors import SettingsError
 from context_compiler.layers.session import Layers

@@ -22,14 +22,13 @@ from context_compiler.cli.options import (
     System,
     Vault,
     Yes,
-    confirm,
     example,
     group,
     parse_age,
     parse_place,
 )
 from context_compiler.cli.records import open_record, with_record
-from context_compiler.cli.screen import Screen, print_error, print_note, print_result, progress_bar, step
+from context_compiler.cli.screen import Screen, confirm, print_error, print_note, print_result, progress_bar, step
 from context_compiler.cli.text import json_text, one_line, plural, suggestions
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.paths import OWNER, vault_of, write_ahead_log

@@ -7,9 +7,9 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from context_compiler.cli.options import DB, Db, Json, Owner, Place, Yes, confirm, example, group
+from context_compiler.cli.options import DB, Db, Json, Owner, Place, Yes, example, group
 from context_compiler.cli.records import find_session, with_record
-from context_compiler.cli.screen import Column, print_list, print_result
+from context_compiler.cli.screen import Column, confirm, print_list, print_result
 from context_compiler.cli.text import number, one_line, plural, timestamp
 from context_compiler.errors import ContextMemoryError, StoreError
 from context_compiler.manager import Commit, ContextManager, SQLiteMemory

@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import typer
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
@@ -22,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from context_compiler.cli.text import abbreviate, json_text, one_line, safe
+from context_compiler.errors import SettingsError
 
 Piece = str | tuple[str, str]
 """A string, or a string and its style."""
@@ -217,6 +219,23 @@ def print_note(message: str) -> None:
     """Print a note as one line on standard error."""
     console = open_console(stderr=True)
     console.print(styled_text(("note: ", "yellow"), one_line(message)), soft_wrap=True)
+
+
+def confirm(question: str, otherwise: str) -> None:
+    """Ask a question on standard error.
+
+    Raises:
+        Exit: the answer is not y or yes; the error message is `otherwise`.
+        SettingsError: standard input is empty.
+    """
+    print(one_line(question), "[y/N] ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline()
+    if not answer:
+        print(file=sys.stderr)
+        raise SettingsError("no answer on standard input; give --yes in scripts")
+    if answer.strip().lower() not in ("y", "yes"):
+        print_error(otherwise)
+        raise typer.Exit(1)
 
 
 GAP, MINIMUM, NAMES_SHARE = 2, 12, 3 / 8

@@ -17,23 +17,12 @@ from urllib.parse import urlencode
 import typer
 
 from context_compiler.cli.chat import MODEL as CHAT_MODEL
-from context_compiler.cli.options import (
-    DB,
-    SYSTEM,
-    Db,
-    Json,
-    Owner,
-    System,
-    Vault,
-    example,
-    group,
-    parse_budget,
-    with_origin,
-)
+from context_compiler.cli.options import DB, SYSTEM, Db, Json, Owner, System, Vault, example, group
 from context_compiler.cli.records import with_record
 from context_compiler.cli.run_options import RUNS, Runs
 from context_compiler.cli.screen import Screen, print_note
 from context_compiler.cli.text import json_text
+from context_compiler.cli.view_options import parse_budget, with_origin
 from context_compiler.errors import SettingsError
 from context_compiler.paths import install_command, vault_of
 from context_compiler.record.browse import newest_request

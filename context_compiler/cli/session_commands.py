@@ -17,22 +17,20 @@ from context_compiler.cli.options import (
     SYSTEM,
     Db,
     Json,
-    ModelName,
     Owner,
     Place,
     SessionId,
     System,
     Vault,
     Yes,
-    confirm,
     example,
     group,
-    parse_amount,
 )
 from context_compiler.cli.records import find_session, open_record, with_record
-from context_compiler.cli.screen import Screen, print_note, print_result
+from context_compiler.cli.screen import Screen, confirm, print_note, print_result
 from context_compiler.cli.steering import print_outcome, print_pins, print_rules
 from context_compiler.cli.text import json_text, number, one_line, plural
+from context_compiler.cli.view_options import ModelName, parse_amount
 from context_compiler.errors import StoreError
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.middleware.manual import CompileResult

@@ -13,30 +13,13 @@ import typer
 
 from context_compiler.cli.diff import Comparison, compare, print_diff, unified
 from context_compiler.cli.inputs import check_model
-from context_compiler.cli.options import (
-    DB,
-    RECALL,
-    SYSTEM,
-    TRIGGER,
-    Db,
-    FidelityName,
-    Json,
-    ModelName,
-    Owner,
-    Place,
-    System,
-    Vault,
-    ViewId,
-    agent_arguments,
-    example,
-    group,
-    parse_amount,
-)
+from context_compiler.cli.options import DB, SYSTEM, Db, Json, Owner, Place, System, Vault, ViewId, example, group
 from context_compiler.cli.records import find_session, find_view, open_record, print_look, recorded_messages
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.show import read_history
 from context_compiler.cli.templates import choose_template, parse_fidelity, recorded_fidelity, recorded_template
 from context_compiler.cli.text import first_word, json_text, number, plural, share
+from context_compiler.cli.view_options import RECALL, TRIGGER, FidelityName, ModelName, agent_arguments, parse_amount
 from context_compiler.compiler.policy import DEFAULT_BUDGET
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError, StoreError
