@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -146,25 +146,13 @@ def find(
         )
     if not text.strip():
         raise SettingsError("TEXT is empty: give words, a number, or a path")
-    if not sessions:
-        pages = asyncio.run(_load_facts(db, owner, text))
-        if json:
-            Screen().raw(json_text({"db": str(db), "sessions": [_plain_fact(name, page) for name, page in pages]}))
-        else:
-            _print_facts(Screen(), pages, text, db)
-        _end(page for _, page in pages)
-        return
-    name, page = asyncio.run(_load_fact(db, owner, sessions[0], text))
+    pages = asyncio.run(_load_facts(db, owner, sessions[0] if sessions else None, text))
     if json:
-        Screen().raw(json_text({"db": str(db), **_plain_fact(name, page)}))
+        found = [_plain_fact(name, page) for name, page in pages]
+        Screen().raw(json_text({"db": str(db), **(found[0] if sessions else {"sessions": found})}))
     else:
-        _print_fact(Screen(), name, page, db)
-    _end([page])
-
-
-def _end(pages: Iterable[FactPage]) -> None:
-    """Exit with code 1 if nothing contains the words as they stand."""
-    if not any(page.had or page.mentioned for page in pages):
+        _print_facts(Screen(), pages, text, db)
+    if not any(page.had or page.mentioned for _, page in pages):
         raise typer.Exit(1)
 
 
@@ -262,21 +250,19 @@ def _find_fates(
     return fates
 
 
-async def _load_fact(db: Place, owner: str | None, session: str, text: str) -> tuple[str, FactPage]:
-    """Load the fate of a fact in a session; also return the session's full name.
+async def _load_facts(db: Place, owner: str | None, session: str | None, text: str) -> list[tuple[str, FactPage]]:
+    """Load the fate of a fact in a session, by its full name.
+
+    Without `session`: in at most `SESSIONS` sessions that contain the fact, or else come nearest to it.
 
     Raises:
         StoreError: there is no such session.
     """
     async with open_record(db, owner) as every:
-        info = (await find_session(every, session))[0]
-        page = await _fact_page(every.scoped(info.owner), info.session_id, info.vault_name, text)
-    return info.session_id, page
-
-
-async def _load_facts(db: Place, owner: str | None, text: str) -> list[tuple[str, FactPage]]:
-    """Load the fate of a fact in at most `SESSIONS` sessions that contain it, or else come nearest to it, by name."""
-    async with open_record(db, owner) as every:
+        if session is not None:
+            info = (await find_session(every, session))[0]
+            page = await _fact_page(every.scoped(info.owner), info.session_id, info.vault_name, text)
+            return [(info.session_id, page)]
         search = FactSearch(Tracer(every))
         numbers = sorted((await search.sessions(text)).numbers, reverse=True)[:SESSIONS]
         pages = [await search.session(number, text) for number in numbers]

@@ -270,10 +270,8 @@ def fit_columns(columns: Sequence[Column], widths: Sequence[int], cells: Sequenc
         for column, width in zip(columns, widths, strict=True)
     ]
     empty = {index for index in fit if not any(row[index] for row in cells)}
-    spare = sorted(
-        (index for index in fit if columns[index].spare), key=lambda index: (columns[index].spare, index), reverse=True
-    )
-    for index in [*(index for index in spare if index in empty), *(index for index in spare if index not in empty)]:
+    spare = [index for index in fit if columns[index].spare]
+    for index in sorted(spare, key=lambda index: (index in empty, columns[index].spare, index), reverse=True):
         if index in empty or sum(minimum[other] + GAP for other in fit) - GAP > room:
             del fit[index]
     while sum(fit.values()) + GAP * (len(fit) - 1) > room:

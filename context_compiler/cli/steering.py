@@ -83,8 +83,8 @@ def print_rules(screen: Screen, rules: Sequence[Rule]) -> None:
     if not rules:
         screen.line(NO_RULES)
         return
-    origins = ("rules=" if rule.position < 0 else f"m{rule.position}" for rule in rules)
-    screen.table(RULES, [(origin, one_line(rule.text)) for origin, rule in zip(origins, rules, strict=True)])
+    rows = [("rules=" if rule.position < 0 else f"m{rule.position}", one_line(rule.text)) for rule in rules]
+    screen.table(RULES, rows)
 
 
 def print_pins(screen: Screen, pins: Sequence[Pin]) -> None:
