@@ -157,7 +157,7 @@ def find(
 
 
 async def _load_why(
-    db: Place, owner: str | None, view: int, message: str | None, *, vault: Path | None = None, system: Path = SYSTEM
+    db: Place, owner: str | None, view: int, message: str | None, *, vault: Path | None, system: Path
 ) -> Why:
     """Load the fate of the named messages, or of all if None, in a request; none if no message contains the words.
 
