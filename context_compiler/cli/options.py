@@ -130,3 +130,14 @@ def parse_age(text: str, option: str = "--older-than") -> float:
     if not match:
         raise SettingsError(f"{option} {text!r}: give a number with m, h, d or w, such as 30d")
     return float(match[1]) * DAYS[match[2]]
+
+
+def check_run_name(text: str | None) -> str | None:
+    """Callback of options that name a run.
+
+    Raises:
+        SettingsError: the name is not valid UTF-8, which the record cannot store.
+    """
+    if text is not None and any("\ud800" <= char <= "\udfff" for char in text):
+        raise SettingsError(f"{one_line(text, 60)!r}: the name is not valid UTF-8")
+    return text

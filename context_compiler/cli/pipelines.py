@@ -13,18 +13,19 @@ from typing import Annotated
 import typer
 
 from context_compiler import pipeline
-from context_compiler.cli.options import SYSTEM, Json, Owner, System, Vault, Yes, example, group, parse_age
-from context_compiler.cli.run_options import (
-    RUNS,
-    NewId,
-    Restore,
-    RunId,
-    RunOptions,
-    Runs,
-    Values,
+from context_compiler.cli.options import (
+    SYSTEM,
+    Json,
+    Owner,
+    System,
+    Vault,
+    Yes,
     check_run_name,
-    with_run_options,
+    example,
+    group,
+    parse_age,
 )
+from context_compiler.cli.run_options import RUNS, NewId, Restore, RunId, RunOptions, Runs, Values, with_run_options
 from context_compiler.cli.runs import open_runs, resume_run, run_graph, template_known, with_runs
 from context_compiler.cli.screen import Column, Screen, confirm, print_list, print_result
 from context_compiler.cli.text import json_text, one_line, plural, safe, suggestions

@@ -11,21 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from context_compiler.cli.options import DB, PLACE, SYSTEM, AsOwner, Json, System, Vault
-from context_compiler.cli.text import one_line
-from context_compiler.errors import SettingsError
-
-
-def check_run_name(text: str | None) -> str | None:
-    """Callback of options that name a run.
-
-    Raises:
-        SettingsError: the name is not valid UTF-8, which the record cannot store.
-    """
-    if text is not None and any("\ud800" <= char <= "\udfff" for char in text):
-        raise SettingsError(f"{one_line(text, 60)!r}: the name is not valid UTF-8")
-    return text
-
+from context_compiler.cli.options import DB, PLACE, SYSTEM, AsOwner, Json, System, Vault, check_run_name
 
 Runs = Annotated[
     str,

@@ -15,18 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from context_compiler import pipeline
-from context_compiler.cli.options import DB, SYSTEM, Json, System, Vault, example, group
-from context_compiler.cli.run_options import (
-    RUNS,
-    Db,
-    NewId,
-    Restore,
-    RunOptions,
-    Runs,
-    Values,
-    check_run_name,
-    with_run_options,
-)
+from context_compiler.cli.options import DB, SYSTEM, Json, System, Vault, check_run_name, example, group
+from context_compiler.cli.run_options import RUNS, Db, NewId, Restore, RunOptions, Runs, Values, with_run_options
 from context_compiler.cli.runs import open_runs, own_model, parse_values, run_config
 from context_compiler.cli.screen import Column, Screen, print_list, print_note, print_result
 from context_compiler.cli.text import json_text, one_line, suggestions

@@ -10,18 +10,9 @@ from typing import Annotated
 import typer
 
 from context_compiler import pipeline
-from context_compiler.cli.options import SYSTEM, Json, System, Vault, example, group
+from context_compiler.cli.options import SYSTEM, Json, System, Vault, check_run_name, example, group
 from context_compiler.cli.pipelines import Out, check_file, print_reports, write_drawing
-from context_compiler.cli.run_options import (
-    RUNS,
-    NewId,
-    Restore,
-    RunOptions,
-    Runs,
-    Values,
-    check_run_name,
-    with_run_options,
-)
+from context_compiler.cli.run_options import RUNS, NewId, Restore, RunOptions, Runs, Values, with_run_options
 from context_compiler.cli.runs import resume_run, run_graph, template_known, with_runs
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, one_line
