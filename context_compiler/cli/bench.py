@@ -13,30 +13,26 @@ from time import perf_counter
 from typing import Annotated, Any
 
 import typer
-from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.messages import ModelMessage
+from rich.progress import Progress
 
 from context_compiler.cli.drawing import Line, Panel, draw, libraries
-from context_compiler.cli.inputs import print_notes, read_conversations, select_conversation
-from context_compiler.cli.options import (
-    RECALL,
-    SYSTEM,
-    TRIGGER,
-    FormatName,
-    Json,
-    Select,
-    System,
-    TokenBudget,
-    TranscriptPath,
-    Vault,
-    agent_arguments,
-    example,
-    group,
-    parse_amount,
-    with_origin,
-)
+from context_compiler.cli.inputs import answering_model, print_notes, read_conversations, select_conversation
+from context_compiler.cli.options import SYSTEM, Json, System, Vault, example, group
 from context_compiler.cli.screen import Column, Screen, print_progress, progress_bar, step
 from context_compiler.cli.templates import choose_template
 from context_compiler.cli.text import json_text, number, plural
+from context_compiler.cli.view_options import (
+    BUDGET,
+    RECALL,
+    TRIGGER,
+    FormatName,
+    Select,
+    TranscriptPath,
+    agent_arguments,
+    parse_amount,
+    with_origin,
+)
 from context_compiler.compiler.metrics import Sent, figures
 from context_compiler.compiler.policy import DEFAULT_BUDGET
 from context_compiler.compiler.references import ReferenceRecall
@@ -94,14 +90,8 @@ COLUMNS = (
 LEGEND = (
     ("largest", "tokens of the largest request"),
     ("broken pairs", "requests with a result without its call, or a call without its result"),
-    (
-        "cost",
-        "share of the cost of everything: of the money, or unpriced of 0.1 per cached and 1.25 per other token",
-    ),
-    (
-        "money",
-        "cost of the input in US dollars, with the price of cached tokens; no model compiles here",
-    ),
+    ("cost", "share of the cost of everything: of the money, or unpriced of 0.1 per cached and 1.25 per other token"),
+    ("money", "cost of the input in US dollars, with the price of cached tokens; no model compiles here"),
     ("references", "share of ids and paths needed by calls that are in the view with their line, all / long-range"),
     ("compiles", "cycles begun; with a model, each is one call"),
     ("ms", "median time of a request through the host"),
@@ -125,7 +115,10 @@ class Approach:
 @app.command("bench", epilog=example("bench session.jsonl --budget 16000"))
 def bench(
     transcript: TranscriptPath,
-    budget: TokenBudget = "16000",
+    budget: Annotated[
+        str,
+        typer.Option("--budget", "-b", help="Tokens such as 4000, or a share of 32,000 tokens such as 0.5.", **BUDGET),
+    ] = "16000",
     template: Annotated[
         str | None,
         typer.Option(
@@ -192,13 +185,12 @@ def bench(
     grid = grid_of(tokens, [arguments["recall"]] if "recall" in arguments else RECALLS)
 
     with progress_bar("replaying", APPROACHES * len(points)) as progress:
-        report = print_progress if progress is None else _ignore
         what = f"{plural(len(points), 'request')} in {APPROACHES} ways, then with {plural(len(grid), 'setting')}"
-        report(f"{conversation.name}: replaying {what}")
-        ways = asyncio.run(_replay_all(messages, tokens, reader, compiler, lambda: step(progress), report))
+        print_progress(f"{conversation.name}: replaying {what}", progress)
+        ways = asyncio.run(_replay_all(messages, tokens, reader, compiler, progress))
     if plot is not None:
         draw(panels(ways, tokens), plot)
-    model = price or _answering_model(conversation.messages)
+    model = price or answering_model(conversation.messages)
     if not json:
         _print(conversation, reader.read(conversation.messages), ways, tokens, plot, model)
     seconds = sum(request.seconds for request in ways[-1].sent)
@@ -220,14 +212,14 @@ def _try_all(
     """Replay a session with each setting, which takes about `seconds`."""
     tried: list[Tried] = []
     with progress_bar("trying settings", len(grid) * len(request_points(messages))) as progress:
-        report = print_progress if progress is None else _ignore
-        report(f"trying {plural(len(grid), 'setting')}, about {_duration(len(grid) * seconds)}")
+        print_progress(f"trying {plural(len(grid), 'setting')}, about {_duration(len(grid) * seconds)}", progress)
         for setting in grid:
             started = perf_counter()
             replayed = replay_grid(messages, [setting], compiler, reader, seen=lambda position, view: step(progress))
             tried += asyncio.run(replayed)
             (budget, recall), requests = setting, plural(len(tried[-1][2]), "request")
-            report(f"budget {number(budget)}, recall {recall}: {requests} in {_duration(perf_counter() - started)}")
+            took = _duration(perf_counter() - started)
+            print_progress(f"budget {number(budget)}, recall {recall}: {requests} in {took}", progress)
     return tried
 
 
@@ -248,8 +240,7 @@ async def _replay_all(
     budget: int,
     reader: Reader,
     compiler: Callable[[Callable[[View], None]], ContextCompiler],
-    advance: Callable[[], None],
-    report: Callable[[str], None],
+    progress: Progress | None,
 ) -> list[Approach]:
     compiled: list[View] = []
 
@@ -264,10 +255,10 @@ async def _replay_all(
 
         def look(position: int, view: Sequence[ModelMessage]) -> None:
             recall.see(position, view)
-            advance()
+            step(progress)
 
         sent = await replay(messages, session, reader, seen=look)
-        report(f"{name}: {plural(len(sent), 'request')} in {_duration(perf_counter() - started)}")
+        print_progress(f"{name}: {plural(len(sent), 'request')} in {_duration(perf_counter() - started)}", progress)
         return Approach(way=name, sent=sent, compiles=None, median_ms=None, references=recall)
 
     host = Everything(reader)
@@ -293,21 +284,11 @@ async def _host_ms(messages: Sequence[ModelMessage]) -> float:
     return median(timed) * 1000
 
 
-def _ignore(line: str) -> None:
-    """Ignore a line of progress, because there is a progress bar."""
-
-
 def relative(way: Approach, ways: Sequence[Approach], model: str) -> float:
     """Cost of a session relative to sending everything, by the prices of a model, or by `CACHED` and `FRESH`."""
     charge = charge_of(model)
     whole, mine = (sum(charge(one.tokens, one.cached) for one in some.sent) for some in (ways[0], way))
     return mine / whole if whole else 0.0
-
-
-def _answering_model(messages: Sequence[ModelMessage]) -> str:
-    """Model named by the newest answer that names one; empty if none does."""
-    answers = (message for message in reversed(messages) if isinstance(message, ModelResponse))
-    return next((answer.model_name for answer in answers if answer.model_name), "")
 
 
 def money(way: Approach, model: str) -> Decimal | None:

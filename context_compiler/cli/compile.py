@@ -4,147 +4,119 @@ from __future__ import annotations
 
 import asyncio
 import json as json_
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from functools import partial
+from typing import Annotated, Any
 
-from pydantic_ai.messages import ModelMessage
+import typer
 
 from context_compiler.cli.explanation import explanation_markdown, print_explanation
 from context_compiler.cli.inputs import check_model, print_notes, read_conversations, select_conversation
 from context_compiler.cli.layers import parse_role
-from context_compiler.cli.options import (
-    SYSTEM,
-    AsOwner,
-    BudgetText,
-    Explain,
-    FidelityName,
-    Format,
-    FormatName,
-    Json,
-    LayersOf,
-    ModelName,
-    Place,
-    PrintAs,
-    RecentTurns,
-    RecordIn,
-    Role,
-    Select,
-    SessionName,
-    Strict,
-    System,
-    TemplateName,
-    TranscriptPath,
-    Vault,
-    example,
-    group,
-    open_record,
-    parse_budget,
-    parse_turns,
-    print_look,
-)
+from context_compiler.cli.options import PLACE, SYSTEM, AsOwner, Json, Place, System, Vault, example, group
+from context_compiler.cli.records import open_record, print_look
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.show import messages_markdown, print_messages, read_history
 from context_compiler.cli.templates import choose_template, parse_fidelity
 from context_compiler.cli.text import first_word, json_text, number, sent_share
+from context_compiler.cli.view_options import (
+    BUDGET,
+    FidelityName,
+    Format,
+    FormatName,
+    ModelName,
+    Select,
+    SessionName,
+    TranscriptPath,
+    parse_budget,
+    parse_turns,
+)
 from context_compiler.compiler.view import View, message_origins
 from context_compiler.errors import SettingsError
-from context_compiler.fidelity import Fidelity
 from context_compiler.layers.session import Layers
 from context_compiler.messages.bodies import message_body
 from context_compiler.messages.history import History
 from context_compiler.messages.importers import Transcript
 from context_compiler.middleware.one_shot import compile_view
 from context_compiler.paths import vault_of
-from context_compiler.record.store import Store
-from context_compiler.settings import Count
-from context_compiler.template import Template
-from context_compiler.tokens.prices import Budget
 
 app = group("Compile a transcript.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ViewRequest:
-    """Parsed options of a view."""
-
-    template: Template
-    budget: Budget
-    fidelity: Fidelity | None = None
-    model: str = "none"
-    session: str | None = None
-    recent_turns: Count | None = None
-    strict: bool = False
-    layers: str | None = None
-    """Session whose layers are put before the last prompt."""
-    role: str = "think"
 
 
 @app.command("compile", epilog=example("compile chat.json --budget 4000 --explain"))
 def compile_(
     transcript: TranscriptPath,
-    template: TemplateName = None,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            "--template",
+            "-t",
+            envvar="CONTEXT_COMPILER_TEMPLATE",
+            help="Name or path of a template; default: extractive, or chat_compiler with a model.",
+        ),
+    ] = None,
     fidelity: FidelityName = None,
-    budget: BudgetText = "2000",
+    budget: Annotated[
+        str,
+        typer.Option(
+            "--budget",
+            "-b",
+            help="Tokens such as 4000, a share of 32,000 tokens such as 0.5, or '$0.02' at --model's price.",
+            **BUDGET,
+        ),
+    ] = "2000",
     model: ModelName = "none",
-    db: RecordIn = None,
+    db: Annotated[
+        Any, typer.Option("--db", help="Record the view in this file or database; default: nowhere.", **PLACE)
+    ] = None,
     owner: AsOwner = None,
     vault: Vault = None,
     system: System = SYSTEM,
     session: SessionName = None,
-    recent_turns: RecentTurns = None,
+    recent_turns: Annotated[
+        str | None, typer.Option("--recent-turns", help="Turns to keep if they fit: a number, or all.")
+    ] = None,
     select: Select = None,
     format_: FormatName = None,
-    format: PrintAs = Format.RICH,
+    format: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.RICH,
     json: Json = False,
-    explain: Explain = False,
-    strict: Strict = False,
-    layers: LayersOf = None,
-    role: Role = "think",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print why each message is kept or left out, instead of the messages.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail if the budget is exceeded, or met only by truncating the prompt.")
+    ] = False,
+    layers: Annotated[
+        str | None,
+        typer.Option("--layers", help="Put the layers of this session (stored in --db) before the last prompt."),
+    ] = None,
+    role: Annotated[
+        str, typer.Option("--role", help="Kind of node that gets the layers: understand, think, act or reply.")
+    ] = "think",
 ) -> None:
     """Compile a transcript into a view that fits a token budget, and print it."""
-    request = ViewRequest(
+    request = partial(
+        compile_view,
         template=choose_template(template, model=model, vault=vault_of(vault, owner), system=system),
         budget=parse_budget(budget),
         fidelity=parse_fidelity(fidelity),
         model=check_model(model),
-        session=session,
         recent_turns=parse_turns(recent_turns),
         strict=strict,
-        layers=layers,
-        role=role,
     )
     if layers is not None and db is None:
         raise SettingsError(f"--layers {layers!r}: give the --db in which they are stored")
     conversation = select_conversation(read_conversations(transcript, format_), select, file=transcript)
     print_notes(conversation)
-    view = asyncio.run(compile_transcript(conversation, request, db, owner or ""))
-    _print(conversation, view, Format.JSON if json else format, explaining=explain, db=db)
+    name, messages = layers or session or conversation.name, conversation.messages
 
+    async def work() -> View:
+        async with nullcontext() if db is None else open_record(db, owner or "", writing=True) as store:
+            if layers is None:
+                return await request(messages, store=store, session=name)
+            return await request(messages, store=store, session=name, layers=Layers(store), role=parse_role(role))
 
-async def compile_transcript(conversation: Transcript, request: ViewRequest, db: Place | None, owner: str) -> View:
-    """Compile a conversation, and record the view in `db` if given."""
-    named = replace(request, session=request.layers or request.session or conversation.name)
-    if db is None:
-        return await compile_messages(None, conversation.messages, named)
-    async with open_record(db, owner, writing=True) as store:
-        return await compile_messages(store, conversation.messages, named)
-
-
-async def compile_messages(store: Store | None, messages: Sequence[ModelMessage], request: ViewRequest) -> View:
-    """Compile messages, and record the view in `store` if given."""
-    return await compile_view(
-        messages,
-        request.template,
-        request.budget,
-        fidelity=request.fidelity,
-        model=request.model,
-        store=store,
-        session=request.session,
-        recent_turns=request.recent_turns,
-        strict=request.strict,
-        layers=Layers(store) if request.layers is not None else None,
-        role=parse_role(request.role) if request.layers is not None else None,
-    )
+    _print(conversation, asyncio.run(work()), Format.JSON if json else format, explaining=explain, db=db)
 
 
 def view_document(view: View) -> dict[str, object]:

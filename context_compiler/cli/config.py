@@ -11,16 +11,16 @@ from typing import Annotated, Any
 import typer
 
 from context_compiler.cli.chat import MODEL as CHAT_MODEL
-from context_compiler.cli.options import Json, example, group
+from context_compiler.cli.options import Group, Json, example, group
 from context_compiler.cli.root import COMMANDS, load
-from context_compiler.cli.runs import RUNS
+from context_compiler.cli.run_options import RUNS
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, suggestions
 from context_compiler.errors import SettingsError
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.settings import KEYS, Config, Settings, variable
 
-app = group("Show every setting with the origin of its value.", shown="config show")
+app = group("Show every setting with the origin of its value.", shown="config show", cls=Group)
 
 DEFAULTS: dict[str, object] = {
     **{one.name: one.default for one in fields(Arguments) if one.name in KEYS},
@@ -57,11 +57,6 @@ class Origin:
     """Effective default in words, if there is no value."""
     source: str
     """`default`, `argument`, the name of a variable, or the path of a file."""
-
-
-@app.callback()
-def _group() -> None:
-    pass
 
 
 @app.command(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -16,24 +17,11 @@ def load(module: str) -> Any:
     return import_module(f"context_compiler.cli.{module}")
 
 
-def load_view_text() -> Any:
-    """Import the text of `views show`."""
-    return load("view_text")
-
-
-def load_remedy() -> Any:
-    """Import what compiles a history again for `views why`, which needs the host."""
-    return load("remedy")
-
-
-def load_placeholders() -> Any:
-    """Import the placeholders of templates, which need the host."""
-    return load("placeholders")
-
-
-def load_written() -> Any:
-    """Import what writes tests, which needs the host."""
-    return import_module("context_compiler.testing.written")
+load_view_text = partial(load, "view_text")
+load_placeholders = partial(load, "placeholders")
+load_remedy = partial(load, "remedy")
+load_written = partial(import_module, "context_compiler.testing.written")
+"""Text of `views show`, placeholders of templates, the remedy of `views why`, writer of tests; most need the host."""
 
 
 class Deferred(Group):
@@ -57,7 +45,7 @@ class Deferred(Group):
 class Views(Deferred):
     """The commands of `views`."""
 
-    elsewhere = {"why": "view_why", "diff": "view_diff", "replay": "view_changes", "verdict": "view_changes"} | {
+    elsewhere = {"why": "facts", "diff": "diff", "replay": "view_changes", "verdict": "view_changes"} | {
         "export": "written_tests"
     }
 
@@ -66,7 +54,7 @@ class Sessions(Deferred):
     """The commands of `sessions`."""
 
     elsewhere = (
-        {"show": "session_show", "find": "session_find"}
+        {"show": "session_show", "find": "facts"}
         | dict.fromkeys(["delete", "compact", "undo", "pin", "unpin", "pins", "rules", "dismiss"], "session_commands")
         | {"test": "written_tests"}
     )

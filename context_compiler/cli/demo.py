@@ -16,9 +16,10 @@ import typer
 from pydantic_ai.messages import ModelMessage, ModelResponse
 
 from context_compiler.chat import local_model
-from context_compiler.cli.compile import ViewRequest, compile_messages, view_document
+from context_compiler.cli.compile import view_document
 from context_compiler.cli.explanation import DROP_COLUMNS, dropped_rows
-from context_compiler.cli.options import DB, Db, Json, Place, example, group, list_command, open_record
+from context_compiler.cli.options import DB, Db, Json, Place, example, group
+from context_compiler.cli.records import list_command, open_record
 from context_compiler.cli.screen import Column, Piece, Screen
 from context_compiler.cli.serve import missing_for_serve
 from context_compiler.cli.show import print_messages, read_history
@@ -30,6 +31,7 @@ from context_compiler.messages.importers import Transcript, parse_transcripts
 from context_compiler.messages.items import Kind
 from context_compiler.messages.turns import outline, pair
 from context_compiler.middleware.capability import ContextCompiler
+from context_compiler.middleware.one_shot import compile_view
 from context_compiler.middleware.replay import LiveSession, newest, replay
 from context_compiler.paths import install_command
 from context_compiler.resilience import attempt
@@ -141,12 +143,7 @@ def _chat_command() -> str:
 async def _compile_views(conversation: Transcript) -> tuple[list[View], Sequence[ModelMessage]]:
     """Compile the views; return them, and the newest messages that fit the window."""
     template = TemplateLibrary(system=None).find("extractive")
-    views = [
-        await compile_messages(
-            None, conversation.messages, ViewRequest(template=template, budget=budget, recent_turns=turns)
-        )
-        for budget, turns in VIEWS
-    ]
+    views = [await compile_view(conversation.messages, template, budget, recent_turns=turns) for budget, turns in VIEWS]
     return views, await newest(reader_of(as_counter(None)))(list(conversation.messages), WINDOW)
 
 

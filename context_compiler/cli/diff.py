@@ -1,16 +1,24 @@
-"""Comparison of two views: their common beginning, which a prompt cache can reuse, and a diff."""
+"""Comparison of two views: their common beginning, which a prompt cache can reuse, and a diff; `views diff`."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from difflib import unified_diff
+from typing import Annotated
 
+import typer
+
+from context_compiler.cli.options import DB, Db, Json, Owner, Place, ViewId, example, group
+from context_compiler.cli.records import find_view, open_record, recorded_messages
 from context_compiler.cli.screen import Screen
-from context_compiler.cli.show import body
-from context_compiler.cli.text import number, plural, share
+from context_compiler.cli.show import body, read_recorded
+from context_compiler.cli.text import json_text, number, plural, share
 from context_compiler.messages.display import role
 from context_compiler.messages.history import History
+
+app = group("Compare recorded requests.")
 
 COLORS = {"+": "green", "-": "red", "@": "cyan"}
 
@@ -26,6 +34,31 @@ class Comparison:
     tokens: tuple[int, int]
     diff: tuple[str, ...]
     """Unified diff of both views as text."""
+
+
+@app.command("diff", epilog=example("views diff 2 3"))
+def diff(
+    view: ViewId,
+    other: Annotated[int, typer.Argument(metavar="OTHER", help="Number of another view.")],
+    db: Db = DB,
+    owner: Owner = None,
+    json: Json = False,
+) -> None:
+    """Compare two views: show their common beginning and a diff."""
+    first, second = asyncio.run(_load_two(db, owner, view, other))
+    compared = compare(first, second, names=(f"view {view}", f"view {other}"))
+    screen = Screen()
+    if json:
+        screen.raw(json_text({"views": [view, other], **asdict(compared)}))
+    else:
+        print_comparison(screen, compared)
+
+
+async def _load_two(db: Place, owner: str | None, view: int, other: int) -> tuple[History, History]:
+    async with open_record(db, owner) as store:
+        records = [await find_view(store, number) for number in (view, other)]
+        first, second = [await recorded_messages(store, record, raw=False) for record in records]
+    return read_recorded(first), read_recorded(second)
 
 
 def compare(first: History, second: History, *, names: tuple[str, str]) -> Comparison:
@@ -63,17 +96,6 @@ def view_lines(history: History) -> list[str]:
 def unified(first: Sequence[str], second: Sequence[str], *, names: tuple[str, str]) -> tuple[str, ...]:
     """Return a unified diff of two lists of lines; empty if they are equal."""
     return tuple(line.rstrip("\n") for line in unified_diff(first, second, *names, n=2, lineterm=""))
-
-
-def comparison_document(compared: Comparison) -> dict[str, object]:
-    """Convert a comparison for JSON."""
-    return {
-        "common_messages": compared.common_messages,
-        "common_tokens": compared.common_tokens,
-        "messages": compared.messages,
-        "tokens": compared.tokens,
-        "diff": compared.diff,
-    }
 
 
 def print_comparison(screen: Screen, compared: Comparison) -> None:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from context_compiler.cli.deferred import load_remedy
-from context_compiler.cli.options import (
-    SYSTEM,
-    Place,
-    find_session,
-    find_view,
-    list_command,
-    open_record,
-    recorded_messages,
-)
+from context_compiler.cli.options import DB, SYSTEM, Db, Json, Owner, Place, System, Vault, ViewId, example, group
+from context_compiler.cli.records import find_session, find_view, list_command, open_record, recorded_messages
 from context_compiler.cli.screen import Column, Screen, progress_bar
 from context_compiler.cli.show import excerpt, read_recorded
-from context_compiler.cli.text import first_word, number, one_line, plural
+from context_compiler.cli.text import first_word, json_text, number, one_line, plural
 from context_compiler.compiler.echoes import LISTED
 from context_compiler.compiler.facts import FactPage, FactSearch, Mention, Stretch, span
 from context_compiler.compiler.origins import Fate
@@ -39,6 +35,8 @@ from context_compiler.record.values import Record
 
 if TYPE_CHECKING:  # compiling a history again needs the host
     from context_compiler.middleware.remedies import Remedy
+
+app = group("Explain recorded requests, and search recorded conversations.")
 
 FATES = (
     Column("message", right=True),
@@ -99,8 +97,67 @@ class Why:
     """Changes that would have kept the first of the named messages that is not there word for word."""
 
 
-async def load_why(
-    db: Place, owner: str | None, view: int, message: str | None, *, vault: Path | None = None, system: Path = SYSTEM
+@app.command("why", epilog=example("views why 3 'my explicit yes'"))
+def why(
+    view: ViewId,
+    message: Annotated[
+        str | None,
+        typer.Argument(metavar="MESSAGE", help="`turn 3`, `m12`, or words from messages; default: all messages."),
+    ] = None,
+    vault: Vault = None,
+    system: System = SYSTEM,
+    db: Db = DB,
+    owner: Owner = None,
+    json: Json = False,
+) -> None:
+    """Show in which form a message or words are in a request, or why not, and what would have kept them."""
+    answer = asyncio.run(_load_why(db, owner, view, message, vault=vault, system=system))
+    screen = Screen()
+    if json:
+        session = answer.record.session_id
+        said = {"words": answer.words, "messages": answer.messages, "cuts": answer.cuts, "remedy": answer.remedy}
+        screen.raw(json_text({"view": view, "session": session, **said}))
+    elif answer.messages:
+        _print_why(screen, answer)
+    else:
+        screen.line(f"no message before request {view} contains {one_line(message or '', 60)!r}")
+    if message is not None and not answer.messages:
+        raise typer.Exit(1)
+
+
+@app.command("find", epilog=example("sessions find demo 'my explicit yes'"))
+def find(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[ID] TEXT",
+            help="Words, a number or a path, in the session ID or in all; case, order and a slip are forgiven.",
+        ),
+    ],
+    db: Db = DB,
+    owner: Owner = None,
+    json: Json = False,
+) -> None:
+    """Find which requests contained a fact, in which form, and when and why it was dropped; exit code 1 if none did."""
+    *sessions, text = words
+    if len(sessions) > 1:
+        raise SettingsError(
+            f'give one session and one text: put quotes around the words, as in "{" ".join(words[1:])}"'
+        )
+    if not text.strip():
+        raise SettingsError("TEXT is empty: give words, a number, or a path")
+    pages = asyncio.run(_load_facts(db, owner, sessions[0] if sessions else None, text))
+    if json:
+        found = [_plain_fact(name, page) for name, page in pages]
+        Screen().raw(json_text({"db": str(db), **(found[0] if sessions else {"sessions": found})}))
+    else:
+        _print_facts(Screen(), pages, text, db)
+    if not any(page.had or page.mentioned for _, page in pages):
+        raise typer.Exit(1)
+
+
+async def _load_why(
+    db: Place, owner: str | None, view: int, message: str | None, *, vault: Path | None, system: Path
 ) -> Why:
     """Load the fate of the named messages, or of all if None, in a request; none if no message contains the words.
 
@@ -193,30 +250,19 @@ def _find_fates(
     return fates
 
 
-async def load_fact(db: Place, owner: str | None, session: str, text: str) -> tuple[str, FactPage]:
-    """Load the fate of a fact in a session; also return the session's full name.
+async def _load_facts(db: Place, owner: str | None, session: str | None, text: str) -> list[tuple[str, FactPage]]:
+    """Load the fate of a fact in a session, by its full name.
+
+    Without `session`: in at most `SESSIONS` sessions that contain the fact, or else come nearest to it.
 
     Raises:
-        SettingsError: the string is empty.
         StoreError: there is no such session.
     """
-    if not text.strip():
-        raise SettingsError("TEXT is empty: give words, a number, or a path")
     async with open_record(db, owner) as every:
-        info = (await find_session(every, session))[0]
-        page = await _fact_page(every.scoped(info.owner), info.session_id, info.vault_name, text)
-    return info.session_id, page
-
-
-async def load_facts(db: Place, owner: str | None, text: str) -> list[tuple[str, FactPage]]:
-    """Load the fate of a fact in at most `SESSIONS` sessions that contain it, or else come nearest to it, by name.
-
-    Raises:
-        SettingsError: the string is empty.
-    """
-    if not text.strip():
-        raise SettingsError("TEXT is empty: give words, a number, or a path")
-    async with open_record(db, owner) as every:
+        if session is not None:
+            info = (await find_session(every, session))[0]
+            page = await _fact_page(every.scoped(info.owner), info.session_id, info.vault_name, text)
+            return [(info.session_id, page)]
         search = FactSearch(Tracer(every))
         numbers = sorted((await search.sessions(text)).numbers, reverse=True)[:SESSIONS]
         pages = [await search.session(number, text) for number in numbers]
@@ -230,15 +276,16 @@ async def _fact_page(store: SQLStore, session: str, vault_name: str, text: str) 
     return await FactSearch(Tracer(store)).session(row, text)
 
 
-def print_why(screen: Screen, why: Why) -> None:
+def _print_why(screen: Screen, why: Why) -> None:
     """Print the fate of messages in one request."""
     record = why.record
     screen.line((f"request {record.id}", "bold"), f" of session {record.session_id}, turn {record.turn_index + 1}")
     if first_word(record.status) == "dry_run":
         screen.line("a dry run: the model was sent everything; this is the view that would have been sent")
     elif why.words is not None:
-        there = why.words.forms
-        screen.line(f"the words are in it: {_form_names(there)}" if there else _absence(why.words))
+        because = f": {why.words.because}" if why.words.because else ""
+        held = f"in it: {_form_names(why.words.forms)}" if why.words.forms else f"not in it{because}"
+        screen.line(f"the words are {held}")
     screen.line()
     reasons = [_reason(message, record.id) for message in why.messages]
     numbers = {reason: f"({index})" for index, reason in enumerate(dict.fromkeys(filter(None, reasons)), 1)}
@@ -270,10 +317,6 @@ def print_why(screen: Screen, why: Why) -> None:
         )
 
 
-def _absence(words: Stretch) -> str:
-    return f"the words are not in it: {words.because}" if words.because else "the words are not in it"
-
-
 def _form_text(one: MessageFate, words: Stretch | None) -> str:
     if one.echoes and one.verdict in (PARTIAL, IDENTIFIER):
         which = "words of it" if words is None or words.forms else "other words of it"
@@ -302,10 +345,10 @@ def _reason(message: MessageFate, view: int | None) -> str:
     return f"{step}{fate.reason or 'the record does not name the reason'}{since}{last}"
 
 
-def print_facts(screen: Screen, pages: Sequence[tuple[str, FactPage]], text: str, db: Place) -> None:
+def _print_facts(screen: Screen, pages: Sequence[tuple[str, FactPage]], text: str, db: Place) -> None:
     """Print the sessions that contain a fact, or else come nearest to it; of a single one, its fate."""
     if len(pages) == 1:
-        print_fact(screen, *pages[0], db)
+        _print_fact(screen, *pages[0], db)
         return
     if not pages:
         screen.line(f"nothing in any session contains {one_line(text, 60)!r}, or a word of it")
@@ -324,7 +367,7 @@ def _had(page: FactPage) -> str:
     return f"{number(page.had)} of {number(page.requests_since)}" if page.requests_since else ""
 
 
-def print_fact(screen: Screen, session: str, page: FactPage, db: Place) -> None:
+def _print_fact(screen: Screen, session: str, page: FactPage, db: Place) -> None:
     """Print which requests of a session contained a fact, in which form, and when it was dropped."""
     fact = one_line(page.fact, 60)
     if not page.mentioned and not page.had:
@@ -358,7 +401,7 @@ def _mention_row(one: Mention) -> tuple[object, ...]:
     return one.index, one.role, f"{one.before}{one.fact}{one.after}"
 
 
-def plain_fact(session: str, page: FactPage) -> dict[str, object]:
+def _plain_fact(session: str, page: FactPage) -> dict[str, object]:
     """Convert the fate of a fact for JSON."""
     return {
         "session": session,

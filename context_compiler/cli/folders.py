@@ -12,10 +12,9 @@ from pathlib import Path
 from shlex import quote
 from time import monotonic
 
-from pydantic_ai.messages import ModelResponse
-
-from context_compiler.cli.inputs import read_conversations
-from context_compiler.cli.options import Place, list_command
+from context_compiler.cli.inputs import answering_model, read_conversations
+from context_compiler.cli.options import Place
+from context_compiler.cli.records import list_command
 from context_compiler.cli.screen import Column, Screen, print_note, progress_bar, step
 from context_compiler.cli.text import number, one_line, plural
 from context_compiler.compiler.policy import DEFAULT_BUDGET
@@ -107,7 +106,10 @@ def find_conversations(folder: Path, format: str | None) -> Folder:
     skipped: dict[str, str] = {}
     for file in newest:
         try:
-            conversations += ((file, transcript) for transcript in _conversations(file, format))
+            if file.stat().st_size > LARGEST:
+                raise TranscriptError(f"is larger than {LARGEST // 1_000_000} MB", file=str(file))
+            found = read_conversations(str(file), format)
+            conversations += ((file, transcript) for transcript in found if transcript.messages)
         except TranscriptError as error:
             reason = str(error).removeprefix(str(file)).partition(": ")[2]
             skipped[str(file.relative_to(folder))] = one_line(reason.partition(";")[0], 100)
@@ -115,12 +117,6 @@ def find_conversations(folder: Path, format: str | None) -> Folder:
         among = f"{plural(len(files), 'JSON file')} in it, but no conversation in a known format: {_reasons(skipped)}"
         raise TranscriptError(among if files else "contains no JSON or JSONL files", file=str(folder))
     return Folder(conversations=conversations, skipped=skipped, older=len(files) - len(newest))
-
-
-def _conversations(file: Path, format: str | None) -> list[Transcript]:
-    if file.stat().st_size > LARGEST:
-        raise TranscriptError(f"is larger than {LARGEST // 1_000_000} MB", file=str(file))
-    return [transcript for transcript in read_conversations(str(file), format) if transcript.messages]
 
 
 def _reasons(skipped: Mapping[str, str]) -> str:
@@ -157,8 +153,7 @@ def measure(
 async def _measure(transcript: Transcript, file: str, reader: Reader, tokens: int, in_time: bool) -> Found:
     messages = transcript.messages
     requests = min(len(request_points(messages)), REPLAYED) if in_time else 0
-    answers = (message for message in reversed(messages) if isinstance(message, ModelResponse))
-    model = next((answer.model_name for answer in answers if answer.model_name), "")
+    model = answering_model(messages)
     everything = views = 0.0
     if requests:
         charge, host = charge_of(model), Everything(reader)

@@ -12,34 +12,14 @@ from typing import Annotated
 
 import typer
 
-from context_compiler.cli.folders import (
-    SECONDS,
-    Folder,
-    Found,
-    find_conversations,
-    last_moment,
-    measure,
-    print_found,
-)
+from context_compiler.cli.folders import SECONDS, Folder, Found, find_conversations, last_moment, measure, print_found
 from context_compiler.cli.inputs import print_notes, read_conversations, select_conversation
-from context_compiler.cli.options import (
-    DB,
-    AsOwner,
-    Db,
-    FormatName,
-    Json,
-    Place,
-    Select,
-    SessionName,
-    TranscriptPath,
-    example,
-    group,
-    open_record,
-    print_look,
-)
+from context_compiler.cli.options import DB, AsOwner, Db, Json, Place, example, group
+from context_compiler.cli.records import open_record, print_look
 from context_compiler.cli.screen import Column, Screen, progress_bar, step
 from context_compiler.cli.show import read_history
 from context_compiler.cli.text import json_text, number, plural
+from context_compiler.cli.view_options import FormatName, Select, SessionName, TranscriptPath
 from context_compiler.messages.history import History
 from context_compiler.messages.importers import Transcript
 from context_compiler.messages.turns import outline, pair

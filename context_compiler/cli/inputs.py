@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import get_args
 
 from pydantic_ai.exceptions import UserError
+from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import KnownModelName, Model, infer_model
 
 from context_compiler.chat import local_model
@@ -69,6 +71,12 @@ def select_conversation(conversations: list[Transcript], wanted: str | None, *, 
         f"{suggestions(wanted, names)}",
         file=file,
     )
+
+
+def answering_model(messages: Sequence[ModelMessage]) -> str:
+    """Model named by the newest answer that names one; empty if none does."""
+    answers = (message for message in reversed(messages) if isinstance(message, ModelResponse))
+    return next((answer.model_name for answer in answers if answer.model_name), "")
 
 
 def installed_models() -> list[str]:

@@ -8,20 +8,8 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from context_compiler.cli.options import (
-    DB,
-    SYSTEM,
-    Db,
-    Json,
-    Owner,
-    Place,
-    System,
-    Vault,
-    example,
-    find_session,
-    group,
-    open_record,
-)
+from context_compiler.cli.options import DB, SYSTEM, Db, Group, Json, Owner, Place, System, Vault, example, group
+from context_compiler.cli.records import find_session, open_record
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, number
 from context_compiler.errors import SettingsError
@@ -31,7 +19,9 @@ from context_compiler.layers.turn import TurnState, turn_number
 from context_compiler.template import Template, TemplateLibrary
 from context_compiler.tokens import TokenCounter
 
-app = group("Show the layers of a session as a node would get them.", shown="layers show SESSION --role think")
+app = group(
+    "Show the layers of a session as a node would get them.", shown="layers show SESSION --role think", cls=Group
+)
 
 PARTS = (
     Column("section", style="bold"),
@@ -39,11 +29,6 @@ PARTS = (
     Column("budget", right=True),
     Column("priority", right=True),
 )
-
-
-@app.callback()
-def layers() -> None:
-    """Show the layers of a session as a node would get them."""
 
 
 @app.command("show", epilog=example("layers show chat-1 --role think"))

@@ -22,20 +22,18 @@ from context_compiler.cli.options import (
     System,
     Vault,
     Yes,
-    confirm,
     example,
     group,
-    open_record,
     parse_age,
     parse_place,
 )
-from context_compiler.cli.screen import Screen, print_error, print_note, print_result, progress_bar, step
+from context_compiler.cli.records import open_record, with_record
+from context_compiler.cli.screen import Screen, confirm, print_error, print_note, print_result, progress_bar, step
 from context_compiler.cli.text import json_text, one_line, plural, suggestions
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.paths import OWNER, vault_of, write_ahead_log
 from context_compiler.record.copying import CopyResult, copy_record
 from context_compiler.record.maintenance import checked_to_the_end
-from context_compiler.record.values import OwnerInfo
 
 app = group("Maintain the record.")
 
@@ -59,7 +57,9 @@ def verify(
     json: Json = False,
 ) -> None:
     """Verify that the record is intact, as it was written; exit code 1 if it is not."""
-    defects = asyncio.run(_verify(db, None if since is None else parse_age(since, "--since")))
+    days = None if since is None else parse_age(since, "--since")
+    with progress_bar(f"verifying {db}"):
+        defects = with_record(lambda store: store.verify(newer_than_days=days), db)
     complete = checked_to_the_end(defects)
     notes = [] if complete else [INCOMPLETE.split(". ")[0]]
     screen = Screen()
@@ -74,12 +74,6 @@ def verify(
         screen.line((f"All checks ran to the end. {ADVICE}" if complete else INCOMPLETE, "dim"))
     if defects:
         raise typer.Exit(1)
-
-
-async def _verify(db: Place, days: float | None) -> tuple[str, ...]:
-    with progress_bar(f"verifying {db}"):
-        async with open_record(db) as store:
-            return await store.verify(newer_than_days=days)
 
 
 @app.command(epilog=example("prune --older-than 30d --keep-last 10"))
@@ -102,19 +96,15 @@ def prune(
         raise SettingsError("prune: give --older-than 30d, --keep-last 10, or both")
     days = None if older_than is None else parse_age(older_than)
     before = _size(db)
-    removed = asyncio.run(_prune(db, owner, days, keep_last))
+    with_record(lambda store: store.sessions(), db)  # a missing record is an error; writing would create it
+    with progress_bar(f"pruning {db}"):
+        removed = with_record(
+            lambda store: store.prune(older_than_days=days, keep_last=keep_last), db, owner, writing=True
+        )
     after = _size(db)
     sizes = "" if before is None or after is None else f", {before // 1024:,} → {after // 1024:,} kB"
     report = f"{db}: {plural(removed, 'request')} removed{sizes}"
     print_result({"db": str(db), "removed": removed, "bytes_before": before, "bytes": after}, report, json=json)
-
-
-async def _prune(db: Place, owner: str | None, days: float | None, keep_last: int | None) -> int:
-    async with open_record(db) as existing:  # a missing record is an error; opened for writing, it would be created
-        await existing.sessions()
-    with progress_bar(f"pruning {db}"):
-        async with open_record(db, owner, writing=True) as store:
-            return await store.prune(older_than_days=days, keep_last=keep_last)
 
 
 def _size(db: Place) -> int | None:
@@ -138,17 +128,16 @@ def delete(
 
     Transcripts of the owner's chats and the owner's vault are not deleted; their folders are printed.
     """
-    owners = asyncio.run(_load_owners(db))
+    owners = with_record(lambda store: store.owners(), db)
     info = next((info for info in owners if info.owner == owner), None)
     if info is None:
         suggestion = suggestions(owner, [info.owner for info in owners if info.owner])
         other = "; no data in it has an owner, but `sessions delete` removes a conversation"
         raise StoreError(f"{db}: no owner {one_line(owner, 60)!r}{suggestion or other}")
     content = f"{plural(info.sessions, 'session')} with {plural(info.requests, 'request')}"
-    if not yes and not confirm(f"Delete {content} of owner {owner!r} from {db}?"):
-        print_error("nothing was deleted")
-        raise typer.Exit(1)
-    removed = asyncio.run(_erase(db, owner))
+    if not yes:
+        confirm(f"Delete {content} of owner {owner!r} from {db}?", "nothing was deleted")
+    removed = with_record(lambda store: store.erase(), db, owner, writing=True)
     left = sorted(str(folder) for folder in transcript_folders(db, vault, system, owner) if folder.is_dir())
     private = vault_of(vault, owner) if vault is not None and OWNER in str(vault) and owner else None
     vaults = [str(private)] if private is not None and private.is_dir() else []
@@ -159,16 +148,6 @@ def delete(
         print_note(f"{folder}: the transcripts of this owner's chats remain; delete them too, or they are loaded again")
     for folder in vaults:
         print_note(f"{folder}: the vault of this owner with its templates remains; delete it too")
-
-
-async def _load_owners(db: Place) -> list[OwnerInfo]:
-    async with open_record(db) as store:
-        return await store.owners()
-
-
-async def _erase(db: Place, owner: str) -> int:
-    async with open_record(db, owner, writing=True) as store:
-        return await store.erase()
 
 
 @app.command(epilog=example("export --db system/context.db > record.jsonl"))

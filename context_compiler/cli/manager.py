@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Awaitable, Callable
+from typing import Annotated, TypeVar
 
 import typer
 
-from context_compiler.cli.options import (
-    DB,
-    Db,
-    Json,
-    Owner,
-    Place,
-    Yes,
-    confirm,
-    example,
-    find_session,
-    group,
-    open_record,
-)
-from context_compiler.cli.screen import Column, print_error, print_list, print_result
+from context_compiler.cli.options import DB, Db, Json, Owner, Place, Yes, example, group
+from context_compiler.cli.records import find_session, with_record
+from context_compiler.cli.screen import Column, confirm, print_list, print_result
 from context_compiler.cli.text import number, one_line, plural, timestamp
 from context_compiler.errors import ContextMemoryError, StoreError
-from context_compiler.manager import Commit, ContextManager, RollbackResult, SQLiteMemory
+from context_compiler.manager import Commit, ContextManager, SQLiteMemory
+from context_compiler.record.store import SQLStore
 
 app = group("Log, checkpoint and rollback of a managed session.", shown="manager log assistant")
+
+T = TypeVar("T")
 
 SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="Name of a session, from `sessions list`.")]
 
@@ -46,17 +35,6 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Log:
-    """Commits of a session, and the target of the next rollback."""
-
-    commits: list[Commit]
-    next: str | None
-    """Id of the checkpoint that the next rollback restores."""
-    turns: int
-    """Current number of turns of the session."""
-
-
 @app.command("log", epilog=example("manager log assistant"))
 def log(
     session: SessionId,
@@ -66,16 +44,11 @@ def log(
     json: Json = False,
 ) -> None:
     """List the commits of a session, newest first; an arrow marks the target of the next rollback."""
-    history = asyncio.run(_log(db, owner, session, limit))
-    facts = {
-        "db": str(db),
-        "session": session,
-        "turns": history.turns,
-        "next": history.next,
-        "commits": history.commits,
-    }
-    empty = f"session {one_line(session)} has {plural(history.turns, 'turn')} and no checkpoint yet"
-    print_list(facts, COLUMNS, [_row(commit, history.next) for commit in history.commits], json=json, empty=empty)
+    commits, manager = _manage(db, owner, session, lambda manager, memory: memory.log(limit), writing=False)
+    next_id, turns = manager.next_checkpoint, manager.turn_count
+    facts = {"db": str(db), "session": session, "turns": turns, "next": next_id, "commits": commits}
+    empty = f"session {one_line(session)} has {plural(turns, 'turn')} and no checkpoint yet"
+    print_list(facts, COLUMNS, [_row(commit, next_id) for commit in commits], json=json, empty=empty)
 
 
 @app.command("checkpoint", epilog=example('manager checkpoint assistant --message "before the move"'))
@@ -87,7 +60,8 @@ def checkpoint(
     json: Json = False,
 ) -> None:
     """Create a checkpoint of a session and its memory."""
-    commit, turns = asyncio.run(_checkpoint(db, owner, session, message))
+    commit, manager = _manage(db, owner, session, lambda manager, memory: manager.checkpoint(message))
+    turns = manager.turn_count
     report = f"{db}: session {one_line(session)} saved at {plural(turns, 'turn')} as {str(commit)[:ID_LENGTH]}"
     print_result({"db": str(db), "session": session, "commit": commit, "turns": turns}, report, json=json)
 
@@ -105,17 +79,15 @@ def rollback(
     json: Json = False,
 ) -> None:
     """Roll back to the newest unused checkpoint, or to a commit; the session continues from there."""
-    history = asyncio.run(_log(db, owner, session, 1 if to is None else None))
-    target = history.next if to is None else _commit_named(to, history.commits)
+    limit = 1 if to is None else None
+    commits, manager = _manage(db, owner, session, lambda manager, memory: memory.log(limit), writing=False)
+    target = manager.next_checkpoint if to is None else _commit_named(to, commits)
     if not yes and target is not None:
-        question = (
-            f"Roll session {session!r} back from {plural(history.turns, 'turn')} to checkpoint {target[:ID_LENGTH]}?"
-        )
-        if not confirm(question):
-            print_error("nothing was rolled back")
-            raise typer.Exit(1)
-    result, turns = asyncio.run(_rollback(db, owner, session, None if to is None else target))
-    back = {"commit_restored": result.commit_restored, "turns_lost": result.turns_lost, "turns": turns}
+        change = f"from {plural(manager.turn_count, 'turn')} to checkpoint {target[:ID_LENGTH]}"
+        confirm(f"Roll session {session!r} back {change}?", "nothing was rolled back")
+    commit = None if to is None else target
+    result, manager = _manage(db, owner, session, lambda manager, memory: manager.rollback(commit))
+    back = {"commit_restored": result.commit_restored, "turns_lost": result.turns_lost, "turns": manager.turn_count}
     line = f"is back at {result.commit_restored[:ID_LENGTH]}, {plural(result.turns_lost, 'turn')} lost"
     print_result({"db": str(db), "session": session, **back}, f"{db}: session {one_line(session)} {line}", json=json)
 
@@ -132,42 +104,32 @@ def _commit_named(name: str, commits: list[Commit]) -> str:
     return ids[0] if ids else name
 
 
-@asynccontextmanager
-async def _open_manager(
-    db: Place, owner: str | None, session: str, *, writing: bool
-) -> AsyncGenerator[tuple[ContextManager, SQLiteMemory]]:
-    """Open the manager of a stored session.
+def _manage(
+    db: Place,
+    owner: str | None,
+    session: str,
+    work: Callable[[ContextManager, SQLiteMemory], Awaitable[T]],
+    *,
+    writing: bool = True,
+) -> tuple[T, ContextManager]:
+    """Run `work` on the manager and memory of a stored session; also return the manager.
 
     Raises:
         StoreError: there is no such session, or it was never managed.
     """
-    async with open_record(db, owner) as existing:
-        info = (await find_session(existing, session))[0]
-        session = info.session_id
-    async with open_record(db, info.owner, writing=writing) as store:
-        memory = SQLiteMemory(session, store)
-        manager = ContextManager.with_versioning(memory, memory, "none", session_id=session)
+    info = with_record(lambda store: find_session(store, session), db, owner)[0]
+
+    async def manage(store: SQLStore) -> tuple[T, ContextManager]:
+        memory = SQLiteMemory(info.session_id, store)
+        manager = ContextManager.with_versioning(memory, memory, "none", session_id=info.session_id)
         if not await manager.resume():
             raise StoreError(
-                f"{db}: session {one_line(session, 60)!r} is not managed; a ContextManager over"
+                f"{db}: session {one_line(info.session_id, 60)!r} is not managed; a ContextManager over"
                 " SQLiteMemory(session, path) stores one"
             )
-        yield manager, memory
+        return await work(manager, memory), manager
 
-
-async def _log(db: Place, owner: str | None, session: str, limit: int | None) -> _Log:
-    async with _open_manager(db, owner, session, writing=False) as (manager, memory):
-        return _Log(commits=await memory.log(limit), next=manager.next_checkpoint, turns=manager.turn_count)
-
-
-async def _checkpoint(db: Place, owner: str | None, session: str, message: str) -> tuple[str | None, int]:
-    async with _open_manager(db, owner, session, writing=True) as (manager, _):
-        return await manager.checkpoint(message), manager.turn_count
-
-
-async def _rollback(db: Place, owner: str | None, session: str, commit: str | None) -> tuple[RollbackResult, int]:
-    async with _open_manager(db, owner, session, writing=True) as (manager, _):
-        return await manager.rollback(commit), manager.turn_count
+    return with_record(manage, db, info.owner, writing=writing)
 
 
 def _row(one: Commit, next: str | None) -> tuple[object, ...]:

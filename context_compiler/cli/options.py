@@ -1,30 +1,20 @@
-"""Options that several commands share, and lookups in the record by the names and numbers that users type."""
+"""Options that several commands share, and what their values mean."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
-from enum import StrEnum
 from pathlib import Path
-from shlex import quote
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from context_compiler.cli.screen import Screen
-from context_compiler.cli.text import expand, one_line, suggestions
-from context_compiler.errors import SettingsError, StoreError
-from context_compiler.fidelity import Fidelity
+from context_compiler.cli.text import one_line
+from context_compiler.errors import SettingsError
 from context_compiler.paths import check_place, is_address, place_name
-from context_compiler.record.files import BUSY_TIMEOUT_MS
-from context_compiler.record.store import DEFAULT_PATH, SQLStore, open_place
-from context_compiler.record.values import Record, SessionInfo
-from context_compiler.settings import MAX_TOKENS, Amount, Config, Count, check_amount, parse_count, variable
-from context_compiler.tokens.prices import Budget, Money
+from context_compiler.record.store import DEFAULT_PATH
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
@@ -73,10 +63,7 @@ Owner = Annotated[
 AsOwner = Annotated[
     str | None, typer.Option("--owner", envvar="CONTEXT_COMPILER_OWNER", help="Owner of the recorded data.")
 ]
-VaultOwner = Annotated[
-    str | None,
-    typer.Option("--owner", envvar="CONTEXT_COMPILER_OWNER", help="Owner of the vault."),
-]
+VaultOwner = Annotated[str | None, typer.Option("--owner", envvar="CONTEXT_COMPILER_OWNER", help="Owner of the vault.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 SessionId = Annotated[str, typer.Argument(metavar="ID", help="Name of a session, from `sessions list`.")]
 ViewId = Annotated[int, typer.Argument(metavar="ID", help="Number of a view, from `views list`.")]
@@ -105,7 +92,10 @@ class Group(TyperGroup):
 
 
 def group(help: str, *, shown: str = "", cls: Any = None, completes: bool = False) -> typer.Typer:
-    """Create a command group with the common settings; `shown` is the example in its help."""
+    """Create a command group with the common settings; `shown` is the example in its help.
+
+    Without `cls`, a group with one command is that command.
+    """
     made = typer.Typer(
         cls=cls or Group,
         help=help,
@@ -117,7 +107,7 @@ def group(help: str, *, shown: str = "", cls: Any = None, completes: bool = Fals
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     if cls is not None:
-        made.callback()(_nothing)  # else a group with one command of its own would be that command
+        made.callback()(_nothing)
     return made
 
 
@@ -142,114 +132,6 @@ def parse_age(text: str, option: str = "--older-than") -> float:
     return float(match[1]) * DAYS[match[2]]
 
 
-def confirm(question: str) -> bool:
-    """Ask a question on standard error; True if the answer is y or yes.
-
-    Raises:
-        SettingsError: standard input is empty.
-    """
-    print(one_line(question), "[y/N] ", end="", file=sys.stderr, flush=True)
-    answer = sys.stdin.readline()
-    if not answer:
-        print(file=sys.stderr)
-        raise SettingsError("no answer on standard input; give --yes in scripts")
-    return answer.strip().lower() in ("y", "yes")
-
-
-@asynccontextmanager
-async def open_record(db: Place, owner: str | None = None, *, writing: bool = False) -> AsyncGenerator[SQLStore]:
-    """Open a record, for one owner or for all (None), read-only unless `writing`; close it at the end."""
-    store = open_place(db, read_only=not writing, busy_timeout_ms=BUSY_TIMEOUT_MS if writing else 250)
-    try:
-        yield store.scoped(owner)
-    finally:
-        await store.close()
-
-
-async def find_session(store: SQLStore, session: str) -> list[SessionInfo]:
-    """Find a session by its name, which may be abbreviated as in a table; one result per vault that has it.
-
-    Raises:
-        StoreError: there is no such session, or several match, or several owners have it; the message suggests names.
-    """
-    every = await store.sessions()
-    names = [info.session_id for info in every]
-    printed = [name for name in names if one_line(name) == session]  # a damaged name cannot be typed otherwise
-    meant = [session] if session in names else printed or expand(session, names)
-    if len(meant) > 1:
-        some = ", ".join(repr(one_line(name, 60)) for name in meant[:3])
-        problem = f"session {one_line(session, 60)!r} matches {len(meant)} names, such as {some}"
-        raise StoreError(f"{store.place}: {problem}; give more of the name")
-    if not meant:
-        hint = (
-            suggestions(session, names, list_command=list_command("sessions list", store.place))
-            or "; it contains no sessions"
-        )
-        raise StoreError(f"{store.place}: no session {one_line(session, 60)!r}{hint}")
-    infos = [info for info in every if info.session_id == meant[0]]
-    if len(owners := sorted({info.owner for info in infos})) > 1:
-        some = ", ".join(repr(one_line(name, 60)) for name in owners[:3])
-        raise StoreError(
-            f"{store.place}: {len(owners)} owners have a session {meant[0]!r}, such as {some}; give --owner"
-        )
-    return infos
-
-
-async def find_view(store: SQLStore, number: int) -> Record:
-    """Find a recorded request and its compile by the number of its view.
-
-    Raises:
-        StoreError: there is no view of that number; the message suggests some.
-    """
-    record = await store.view(number)
-    if record is None:
-        numbers = sorted(view.id for view in await store.views() if view.id is not None)
-        raise StoreError(f"{store.place}: no view {number}; {_nearest_views(number, numbers, store.place)}")
-    return record
-
-
-def _nearest_views(wrong: int, numbers: Sequence[int], db: str) -> str:
-    """Format the end of an error message: the numbers of existing views."""
-    if not numbers:
-        return "it contains no views"
-    if len(numbers) == 1:
-        return f"there is only view {numbers[0]}"
-    low, high = numbers[0], numbers[-1]
-    hint = f"there are {len(numbers):,}, from {low} to {high}"
-    if high - low >= len(numbers):
-        close = sorted(sorted(numbers, key=lambda number: abs(number - wrong))[:3])
-        hint += f" with gaps, the nearest are {', '.join(map(str, close))}"
-    return f"{hint}; `{list_command('views list', db)}` lists them"
-
-
-def list_command(command: str, db: Place | str) -> str:
-    """Format a command for this record, ready to copy."""
-    return f"context-compiler {command}" + (
-        "" if str(db) in (str(DB), str(DB.absolute())) else f" --db {quote(str(db))}"
-    )
-
-
-def print_look(screen: Screen, db: Place) -> None:
-    """Print the command that opens a record in the browser; only on a terminal, to keep piped output clean."""
-    if screen.rich:
-        screen.line(("look at it: ", "dim"), (list_command("serve", db), "cyan"))
-
-
-async def recorded_messages(store: SQLStore, record: Record, *, raw: bool) -> list[bytes]:
-    """Load the message bodies of a request: its raw history if `raw`, else the view that it sent.
-
-    Raises:
-        StoreError: the request was recorded without content.
-    """
-    tip = record.raw_tip if raw else record.view_tip
-    if tip is None:
-        raise StoreError(
-            f"{store.place}: view {record.id} was recorded without its messages ({one_line(record.status, 120)}); "
-            "only its metadata can be listed"
-        )
-    return await store.scoped(record.owner).chain(tip)
-
-
 def check_run_name(text: str | None) -> str | None:
     """Callback of options that name a run.
 
@@ -259,171 +141,3 @@ def check_run_name(text: str | None) -> str | None:
     if text is not None and any("\ud800" <= char <= "\udfff" for char in text):
         raise SettingsError(f"{one_line(text, 60)!r}: the name is not valid UTF-8")
     return text
-
-
-class Given(str):
-    """The value of an option, together with its origin."""
-
-    origin: str
-    """An option, an environment variable, or a file and its key."""
-
-
-def with_origin(context: typer.Context, option: typer.CallbackParam, text: str | None) -> str | None:
-    """Callback of options whose value may come from the configuration file: remember the origin."""
-    if text is None:
-        return text
-    value, key = Given(text), option.name
-    source: Any = context.get_parameter_source(key)
-    value.origin = max(option.opts, key=len)
-    if getattr(source, "name", "") == "ENVIRONMENT":
-        from_file = key in (context.find_root().obj or ())
-        value.origin = f"{Config.load().path}: {key} =" if from_file else f"{variable(key)} ="
-    return value
-
-
-def origin(text: str, option: str) -> str:
-    """Origin of a value; the option itself if nothing else is known."""
-    return text.origin if isinstance(text, Given) else option
-
-
-def parse_amount(text: str, *, option: str = "--budget") -> Amount:
-    """Parse a number of tokens: a whole number such as 4000, or a share such as 0.5."""
-    number = text.strip().lower()
-    try:
-        value: Amount = float(number) if "." in number or "e" in number else int(number)
-    except ValueError:
-        value = 0
-    try:
-        return check_amount(value, name=option) or 1
-    except SettingsError:
-        setting = f"{origin(text, option)} {str(text)!r}"
-        raise SettingsError(f"{setting}: give whole tokens such as 4000, or a share such as 0.5") from None
-
-
-def parse_recall(text: str | None) -> Amount | None:
-    """Parse the size of recall blocks: a share of the room from 0 to 1, or tokens."""
-    try:
-        value = None if text is None else float(text)
-    except ValueError:
-        value = -1.0
-    if text is None or value is None:
-        return None
-    if 0 <= value <= 1:
-        return value
-    if value != int(value) or not 1 < value <= MAX_TOKENS:
-        raise SettingsError(
-            f"{origin(text, '--recall')} {str(text)!r}: give a share from 0 (nothing) to 1, or whole tokens"
-        )
-    return int(value)
-
-
-def parse_trigger(text: str | None) -> Amount | None:
-    """Parse the size above which a view is cut back: whole tokens, or a share of the budget."""
-    return None if text is None else parse_amount(text, option="--trigger")
-
-
-def agent_arguments(recall: str | None, trigger: str | None) -> dict[str, Any]:
-    """Arguments of `ContextCompiler` for the options that were given."""
-    given = {"recall": parse_recall(recall), "trigger": parse_trigger(trigger)}
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def parse_budget(text: str) -> Budget:
-    """Parse a budget: tokens, a share, or money such as $0.02."""
-    if not text.strip().startswith("$"):
-        return parse_amount(text)
-    try:
-        return Money.parse(text, name="--budget")
-    except SettingsError:
-        raise SettingsError(f"{origin(text, '--budget')} {str(text)!r}: give money such as $0.02") from None
-
-
-def parse_turns(text: str | None) -> Count | None:
-    """Parse a number of turns: a whole number, or `all`."""
-    try:
-        return None if text is None else parse_count(text)
-    except ValueError as allowed:
-        raise SettingsError(f"--recent-turns {text!r}: give {allowed}") from None
-
-
-class Format(StrEnum):
-    """Output format of a view."""
-
-    RICH = "rich"
-    MARKDOWN = "markdown"
-    JSON = "json"
-
-
-TranscriptPath = Annotated[
-    str,
-    typer.Argument(metavar="TRANSCRIPT", help="File in a known format (JSON, JSONL or text), or - for standard input."),
-]
-TemplateName = Annotated[
-    str | None,
-    typer.Option(
-        "--template",
-        "-t",
-        envvar="CONTEXT_COMPILER_TEMPLATE",
-        help="Name or path of a template; default: extractive, or chat_compiler with a model.",
-    ),
-]
-FidelityName = Annotated[
-    str | None,
-    typer.Option(
-        "--fidelity",
-        "-f",
-        envvar="CONTEXT_COMPILER_FIDELITY",
-        help=f"How much of the past to keep: {', '.join(Fidelity)}.",
-    ),
-]
-BUDGET: Any = {"envvar": "CONTEXT_COMPILER_BUDGET", "callback": with_origin}
-BudgetText = Annotated[
-    str,
-    typer.Option(
-        "--budget",
-        "-b",
-        help="Tokens such as 4000, a share of 32,000 tokens such as 0.5, or '$0.02' at --model's price.",
-        **BUDGET,
-    ),
-]
-TokenBudget = Annotated[
-    str, typer.Option("--budget", "-b", help="Tokens such as 4000, or a share of 32,000 tokens such as 0.5.", **BUDGET)
-]
-RECALL, TRIGGER = (
-    "Share of the room that recalled text may fill if the prompt asks for it, from 0 to 1, or tokens",
-    "Size above which a view is cut back: tokens, or a share of the budget",
-)
-"""Help of options that agents have, and that can be tried out on a transcript or a recorded history."""
-ModelName = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        "-m",
-        envvar="CONTEXT_COMPILER_MODEL",
-        help="Model that writes the summary, such as openai:gpt-5, or none.",
-    ),
-]
-RecordIn = Annotated[
-    Any,
-    typer.Option("--db", help="Record the view in this file or database; default: nowhere.", **PLACE),
-]
-SessionName = Annotated[str | None, typer.Option("--session", help="Name of the conversation in the record.")]
-RecentTurns = Annotated[str | None, typer.Option("--recent-turns", help="Turns to keep if they fit: a number, or all.")]
-Select = Annotated[
-    str | None,
-    typer.Option("--select", help="Which of several conversations to use: a name, or a position from 0."),
-]
-FormatName = Annotated[str | None, typer.Option("--from", help="Format of the transcript, if it cannot be detected.")]
-PrintAs = Annotated[Format, typer.Option("--format", help="Output format.")]
-Explain = Annotated[
-    bool, typer.Option("--explain", help="Print why each message is kept or left out, instead of the messages.")
-]
-LayersOf = Annotated[
-    str | None, typer.Option("--layers", help="Put the layers of this session (stored in --db) before the last prompt.")
-]
-Role = Annotated[
-    str, typer.Option("--role", help="Kind of node that gets the layers: understand, think, act or reply.")
-]
-Strict = Annotated[
-    bool, typer.Option("--strict", help="Fail if the budget is exceeded, or met only by truncating the prompt.")
-]

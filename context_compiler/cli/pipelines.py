@@ -21,26 +21,13 @@ from context_compiler.cli.options import (
     Vault,
     Yes,
     check_run_name,
-    confirm,
     example,
     group,
     parse_age,
 )
-from context_compiler.cli.runs import (
-    RUNS,
-    NewId,
-    Restore,
-    RunId,
-    RunOptions,
-    Runs,
-    Values,
-    open_runs,
-    resume_run,
-    run_graph,
-    template_known,
-    with_run_options,
-)
-from context_compiler.cli.screen import Column, Screen, print_error, print_list, print_result
+from context_compiler.cli.run_options import RUNS, NewId, Restore, RunId, RunOptions, Runs, Values, with_run_options
+from context_compiler.cli.runs import open_runs, resume_run, run_graph, template_known, with_runs
+from context_compiler.cli.screen import Column, Screen, confirm, print_list, print_result
 from context_compiler.cli.text import json_text, one_line, plural, safe, suggestions
 from context_compiler.cli.workers import add_queue_commands
 from context_compiler.errors import GraphError, PipelineError, SettingsError
@@ -136,15 +123,10 @@ def parse(
         screen.raw(json_text(_graph_document(graph)))
         return
     screen.facts((("graph", graph.name), *((key, as_text(value)) for key, value in graph.attrs.items())))
-    screen.table(
-        PARSED, [(node.name, node.handler, one_line(node.prompt or node.label, 200)) for node in _nodes(graph)]
-    )
+    nodes = graph.nodes.values()
+    screen.table(PARSED, [(node.name, node.handler, one_line(node.prompt or node.label, 200)) for node in nodes])
     rows = [(edge.source, edge.target, one_line(f"{edge.label} {edge.condition}", 200)) for edge in graph.edges]
     screen.table(EDGES, rows)
-
-
-def _nodes(graph: Graph) -> Sequence[pipeline.Node]:
-    return list(graph.nodes.values())
 
 
 def _graph_document(graph: Graph) -> dict[str, object]:
@@ -154,7 +136,7 @@ def _graph_document(graph: Graph) -> dict[str, object]:
         "attributes": dict(graph.attrs),
         "stages": [
             {"name": node.name, "handler": node.handler, "classes": node.classes, "attributes": dict(node.attrs)}
-            for node in _nodes(graph)
+            for node in graph.nodes.values()
         ],
         "edges": [{"from": edge.source, "to": edge.target, "attributes": dict(edge.attrs)} for edge in graph.edges],
         "subgraphs": [
@@ -316,7 +298,8 @@ def resume(
 @app.command("runs", epilog=example("pipeline runs"))
 def list_runs(runs: Runs = RUNS, owner: Owner = None, json: Json = False) -> None:
     """List runs, newest first."""
-    infos = [info for info in asyncio.run(_load_runs(runs)) if owner is None or info.owner == owner]
+    every = with_runs(runs, lambda store: store.runs()) if has_runs(runs) else []
+    infos = [info for info in every if owner in (None, info.owner)]
     rows = [
         (info.run_id, info.status, info.completed, info.current_node or "", info.started_at[:19], _about(info))
         for info in infos
@@ -335,16 +318,10 @@ def delete(run: StoredRun, yes: Yes = False, runs: Runs = RUNS, owner: Owner = N
 
     The requests of its agents are in the record; `sessions delete RUN/STAGE` deletes them.
     """
-    asyncio.run(_require_run(run, runs, owner))
-    if not yes and not confirm(f"Delete run {run!r} from {place_name(runs)}?"):
-        print_error("nothing was deleted")
-        raise typer.Exit(1)
-
-    async def work() -> bool:
-        async with open_runs(runs) as store:
-            return await store.delete(run)
-
-    deleted = asyncio.run(work())
+    _require_run(run, runs, owner)
+    if not yes:
+        confirm(f"Delete run {run!r} from {place_name(runs)}?", "nothing was deleted")
+    deleted = with_runs(runs, lambda store: store.delete(run))
     print_result({"run_id": run, "deleted": deleted}, f"{run} is deleted", json=json)
 
 
@@ -358,12 +335,7 @@ def prune(
     days = parse_age(older_than)
     if not has_runs(runs):
         raise _no_runs(runs)
-
-    async def work() -> list[str]:
-        async with open_runs(runs) as store:
-            return await pipeline.prune_runs(store, older_than_days=days)
-
-    removed = asyncio.run(work())
+    removed = with_runs(runs, lambda store: pipeline.prune_runs(store, older_than_days=days))
     report = f"{place_name(runs)}: {plural(len(removed), 'run')} deleted"
     print_result({"runs": place_name(runs), "removed": removed}, report, json=json)
 
@@ -371,14 +343,11 @@ def prune(
 @app.command("show", epilog=example("pipeline show login-1a2b3c4d"))
 def show(run: RunId, runs: Runs = RUNS, owner: Owner = None, json: Json = False) -> None:
     """Show the state of a run: stages, outcomes and context values."""
-    state, events, status = asyncio.run(load_run(run, runs, owner))
+    state, events, status = asyncio.run(_load_run(run, runs, owner))
     screen = Screen()
     if json:
-        screen.raw(
-            json_text(
-                {"checkpoint": pipeline.checkpoint_document(state), "events": [event.document() for event in events]}
-            )
-        )
+        document = {"checkpoint": pipeline.checkpoint_document(state), "events": [one.document() for one in events]}
+        screen.raw(json_text(document))
         return
     lineage = state.lineage
     facts = (
@@ -412,14 +381,7 @@ def _no_runs(runs: str) -> PipelineError:
     return PipelineError(f"{place_name(runs)}: no runs here; give --runs, or the folder of a run")
 
 
-async def _load_runs(runs: str) -> list[pipeline.RunInfo]:
-    if not has_runs(runs):
-        return []
-    async with open_runs(runs) as store:
-        return await store.runs()
-
-
-async def _require_run(run: str, runs: str, owner: str | None) -> None:
+def _require_run(run: str, runs: str, owner: str | None) -> None:
     """Raise unless a run is in the store, and belongs to the owner if one is given.
 
     Raises:
@@ -427,8 +389,7 @@ async def _require_run(run: str, runs: str, owner: str | None) -> None:
     """
     if not has_runs(runs):
         raise _no_runs(runs)
-    async with open_runs(runs) as store:
-        names = await _names(store, owner)
+    names = with_runs(runs, lambda store: _names(store, owner))
     if run not in names:
         raise _unknown_run(run, runs, names)
 
@@ -444,9 +405,7 @@ def _unknown_run(run: str, runs: str, names: Sequence[str]) -> PipelineError:
     return PipelineError(f"{place_name(runs)}: no run {one_line(run, 60)!r}{hint}")
 
 
-async def load_run(
-    run: str, runs: str, owner: str | None = None
-) -> tuple[pipeline.RunState, list[pipeline.Event], str]:
+async def _load_run(run: str, runs: str, owner: str | None) -> tuple[pipeline.RunState, list[pipeline.Event], str]:
     """Load a run by its id or folder: its state, its events and its status in one word.
 
     Raises:
@@ -470,15 +429,9 @@ async def _of_owner(
     state: pipeline.RunState, store: pipeline.RunStore, owner: str | None, run: str, runs: str
 ) -> tuple[pipeline.RunState, list[pipeline.Event], str]:
     """Events and status of a run, unless it belongs to another owner than the given one."""
-    if owner is not None and state.lineage.root_run_id not in (names := await _names(store, owner)):
-        raise _unknown_run(run, runs, names)
-    return await _with_events(state, store)
-
-
-async def _with_events(
-    state: pipeline.RunState, store: pipeline.RunStore
-) -> tuple[pipeline.RunState, list[pipeline.Event], str]:
     name = state.lineage.root_run_id
+    if owner is not None and name not in (names := await _names(store, owner)):
+        raise _unknown_run(run, runs, names)
     statuses = {info.run_id: info.status for info in await store.runs()}
     return state, await store.events(name), statuses.get(name, state.status or "stopped")
 

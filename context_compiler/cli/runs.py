@@ -1,24 +1,24 @@
-"""Options and functions that run and resume graphs, shared by `pipeline`, `workflow` and `worker`."""
+"""Functions that run and resume graphs, shared by `pipeline`, `workflow` and `worker`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, fields, replace
-from functools import partial, wraps
-from inspect import Parameter, Signature, signature
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, get_type_hints
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import typer
 
 from context_compiler import pipeline
 from context_compiler.cli.inputs import chat_model, check_stage_model
-from context_compiler.cli.options import DB, PLACE, SYSTEM, AsOwner, Json, System, Vault, check_run_name, print_look
 from context_compiler.cli.progress import RunProgress
+from context_compiler.cli.records import print_look
+from context_compiler.cli.run_options import RUNS, RunOptions
 from context_compiler.cli.screen import Screen, print_note
 from context_compiler.cli.text import json_text, one_line
 from context_compiler.errors import SettingsError, TemplateError
@@ -31,99 +31,10 @@ from context_compiler.resilience import attempt
 from context_compiler.template import TemplateLibrary
 from context_compiler.tokens.prices import Money
 
-Runs = Annotated[
-    str,
-    typer.Option(
-        "--runs", envvar="CONTEXT_COMPILER_RUNS", help="Run store: a .db file, a folder, or postgresql://USER@HOST/DB."
-    ),
-]
-Logs = Annotated[Path | None, typer.Option("--logs", help="Folder for the files of this run.")]
-Db = Annotated[
-    Any,
-    typer.Option("--db", help="Record of the stages' requests: a file, or postgresql://USER@HOST/DB.", **PLACE),
-]
-ModelName = Annotated[
-    str | None, typer.Option("--model", help="Model of stages that name none; `scripted` needs no key.")
-]
-Simulate = Annotated[
-    bool,
-    typer.Option("--simulate", help="Simulate agents instead of asking models. Tool commands run for real."),
-]
-AutoApprove = Annotated[bool, typer.Option("--auto-approve", help="Take the first choice at human gates.")]
-Events = Annotated[bool, typer.Option("--events", help="Print events as JSON lines, then the result.")]
-MaxDuration = Annotated[
-    str | None,
-    typer.Option("--max-duration", metavar="DURATION", help="Time limit of the run, such as 90s, 15m or 2h."),
-]
-MaxRequests = Annotated[int | None, typer.Option("--max-requests", min=1, help="Limit on the agents' model requests.")]
-MaxCost = Annotated[
-    str | None,
-    typer.Option("--max-cost", metavar="USD", help="Limit on the cost of the agents, such as 0.50."),
-]
-Lenient = Annotated[bool, typer.Option("--lenient", help="After a failure, follow edges without a condition too.")]
-Restore = Annotated[bool, typer.Option("--restore-threads", help="Continue the conversations of `full` stages.")]
-NewId = Annotated[str | None, typer.Option("--id", callback=check_run_name, help="Id of the run.")]
-Values = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Initial value of the context.")]
-RunId = Annotated[str, typer.Argument(metavar="RUN", callback=check_run_name, help="Id of a run, or its folder.")]
+T = TypeVar("T")
 
-RUNS = "system/runs.db"
 DIRECTIVES = "directive_known"
 """Name of the rule that finds directives without effect."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """Options of all commands that run a graph; see `with_run_options`."""
-
-    model: ModelName = None
-    simulate: Simulate = False
-    auto_approve: AutoApprove = False
-    lenient: Lenient = False
-    logs: Logs = None
-    db: Db = DB
-    vault: Vault = None
-    system: System = SYSTEM
-    owner: AsOwner = None
-    max_duration: MaxDuration = None
-    max_requests: MaxRequests = None
-    max_cost: MaxCost = None
-    events: Events = False
-    json: Json = False
-
-
-def with_run_options(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command to take each field of `RunOptions` as an option, and to receive them as `options`.
-
-    Args:
-        without: Fields that this command does not take.
-    """
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        hints = get_type_hints(command, include_extras=True)
-        shared = get_type_hints(RunOptions, include_extras=True)
-        names = [field.name for field in fields(RunOptions) if field.name not in without]
-        own = signature(command).parameters.values()
-        added = [
-            Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default)
-            for field in fields(RunOptions)
-            if field.name in names
-        ]
-
-        @wraps(command)
-        def run(**arguments: Any) -> None:
-            command(options=RunOptions(**{name: arguments.pop(name) for name in names}), **arguments)
-
-        parameters = [
-            parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in own if parameter.name != "options"
-        ]
-        typed = [
-            parameter.replace(annotation={**shared, **hints}[parameter.name]) for parameter in (*parameters, *added)
-        ]
-        run.__signature__ = Signature(typed)  # pyright: ignore[reportAttributeAccessIssue] # read by inspect
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in typed}
-        return run
-
-    return decorate
 
 
 def run_graph(
@@ -175,17 +86,14 @@ def _interruptible(run: str, options: RunOptions, runs: str | None) -> Generator
         yield
     except KeyboardInterrupt:
         if options.json or options.events:
-            state = attempt(lambda: asyncio.run(_load_state(run, runs))).value
+            state = attempt(lambda: _load_state(run, runs)).value
             facts: dict[str, Any] = {"run_id": run, "status": "stopped", "reason": "interrupted"}
             _print_document(facts, state, options)
         raise
 
 
-async def _load_state(run: str, runs: str | None) -> pipeline.RunState | None:
-    if runs is None:
-        return pipeline.read_checkpoint(Path(run))
-    async with open_runs(runs) as store:
-        return await store.load(run)
+def _load_state(run: str, runs: str | None) -> pipeline.RunState | None:
+    return pipeline.read_checkpoint(Path(run)) if runs is None else with_runs(runs, lambda store: store.load(run))
 
 
 @asynccontextmanager
@@ -196,6 +104,16 @@ async def open_runs(runs: str) -> AsyncGenerator[pipeline.RunStore]:
         yield store
     finally:
         await store.close()
+
+
+def with_runs(runs: str, work: Callable[[pipeline.RunStore], Awaitable[T]]) -> T:
+    """Run `work` on a store of runs that is opened for it."""
+
+    async def run() -> T:
+        async with open_runs(runs) as store:
+            return await work(store)
+
+    return asyncio.run(run())
 
 
 def run_config(options: RunOptions, runs: str | None, on_event: OnEvent | None = None) -> pipeline.RunConfig:
@@ -320,11 +238,7 @@ def _print_result(result: pipeline.RunState, options: RunOptions, resume: str) -
         Exit: the run failed, or stopped at a gate.
     """
     screen, status = Screen(), result.status if result.ended else "stopped"
-    facts: dict[str, Any] = {
-        "run_id": result.lineage.root_run_id,
-        "status": status,
-        "reason": result.failure_reason,
-    }
+    facts: dict[str, Any] = {"run_id": result.lineage.root_run_id, "status": status, "reason": result.failure_reason}
     if options.json or options.events:
         _print_document(facts, result, options)
     else:

@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import typer
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
@@ -22,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from context_compiler.cli.text import abbreviate, json_text, one_line, safe
+from context_compiler.errors import SettingsError
 
 Piece = str | tuple[str, str]
 """A string, or a string and its style."""
@@ -207,15 +209,33 @@ def print_error(message: str) -> None:
     console.print(styled_text(("error: ", "bold red"), one_line(message)), soft_wrap=True)
 
 
-def print_progress(message: str) -> None:
-    """Print a line of progress on standard error; for use without a progress bar."""
-    print(one_line(message), file=sys.stderr, flush=True)
+def print_progress(message: str, bar: Progress | None = None) -> None:
+    """Print a line of progress on standard error, unless a progress bar is there."""
+    if bar is None:
+        print(one_line(message), file=sys.stderr, flush=True)
 
 
 def print_note(message: str) -> None:
     """Print a note as one line on standard error."""
     console = open_console(stderr=True)
     console.print(styled_text(("note: ", "yellow"), one_line(message)), soft_wrap=True)
+
+
+def confirm(question: str, otherwise: str) -> None:
+    """Ask a question on standard error.
+
+    Raises:
+        Exit: the answer is not y or yes; the error message is `otherwise`.
+        SettingsError: standard input is empty.
+    """
+    print(one_line(question), "[y/N] ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline()
+    if not answer:
+        print(file=sys.stderr)
+        raise SettingsError("no answer on standard input; give --yes in scripts")
+    if answer.strip().lower() not in ("y", "yes"):
+        print_error(otherwise)
+        raise typer.Exit(1)
 
 
 GAP, MINIMUM, NAMES_SHARE = 2, 12, 3 / 8
@@ -250,10 +270,8 @@ def fit_columns(columns: Sequence[Column], widths: Sequence[int], cells: Sequenc
         for column, width in zip(columns, widths, strict=True)
     ]
     empty = {index for index in fit if not any(row[index] for row in cells)}
-    spare = sorted(
-        (index for index in fit if columns[index].spare), key=lambda index: (columns[index].spare, index), reverse=True
-    )
-    for index in [*(index for index in spare if index in empty), *(index for index in spare if index not in empty)]:
+    spare = [index for index in fit if columns[index].spare]
+    for index in sorted(spare, key=lambda index: (index in empty, columns[index].spare, index), reverse=True):
         if index in empty or sum(minimum[other] + GAP for other in fit) - GAP > room:
             del fit[index]
     while sum(fit.values()) + GAP * (len(fit) - 1) > room:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import secrets
@@ -18,28 +17,16 @@ from urllib.parse import urlencode
 import typer
 
 from context_compiler.cli.chat import MODEL as CHAT_MODEL
-from context_compiler.cli.options import (
-    DB,
-    SYSTEM,
-    Db,
-    Json,
-    Owner,
-    System,
-    Vault,
-    example,
-    group,
-    open_record,
-    parse_budget,
-    with_origin,
-)
-from context_compiler.cli.runs import RUNS, Runs
+from context_compiler.cli.options import DB, SYSTEM, Db, Json, Owner, System, Vault, example, group
+from context_compiler.cli.records import with_record
+from context_compiler.cli.run_options import RUNS, Runs
 from context_compiler.cli.screen import Screen, print_note
 from context_compiler.cli.text import json_text
+from context_compiler.cli.view_options import parse_budget, with_origin
 from context_compiler.errors import SettingsError
 from context_compiler.paths import install_command, vault_of
 from context_compiler.record.browse import newest_request
 from context_compiler.record.files import other_records
-from context_compiler.record.store import SQLiteStore
 
 app = group("Browse the record in a web browser.")
 
@@ -100,11 +87,11 @@ def serve(
     if missing := missing_for_serve():
         raise SettingsError(f"{' and '.join(missing)} not installed: {install_command('web')}")
     if not chat and isinstance(db, Path):
-        asyncio.run(_check(db, owner))
+        _check(db, owner)
     chat = chat or (not owner and getattr(ctx.get_parameter_source("model"), "name", "") == "COMMANDLINE")
     vault = vault_of(vault, owner)
-    if chat and isinstance(db, Path):
-        asyncio.run(_create(db))
+    if chat and isinstance(db, Path):  # so that the pages beside the chat can be read at once
+        with_record(lambda store: store.sessions(), db, "", writing=True)
     listener = _listen(host, port)
     token = None if _is_loopback(host) else secrets.token_urlsafe(24)
     url = _url(host, listener.getsockname()[1], token, find)
@@ -137,8 +124,11 @@ def serve(
 
 
 def _url(host: str, port: int, token: str | None, find: str) -> str:
+    """Address of the pages; a wildcard address becomes the name of this machine."""
+    wildcard = host in ("0.0.0.0", "::")
+    shown = socket.gethostname() if wildcard else f"[{host}]" if ":" in host else host
     query = urlencode({name: value for name, value in (("token", token), ("q", find)) if value})
-    return f"http://{_shown_host(host)}:{port}/{'find' if find else ''}{f'?{query}' if query else ''}"
+    return f"http://{shown}:{port}/{'find' if find else ''}{f'?{query}' if query else ''}"
 
 
 def missing_for_serve() -> list[str]:
@@ -170,7 +160,7 @@ def _run(application: Any, listener: socket.socket) -> None:
         server.run(sockets=[listener])
 
 
-async def _check(db: Path, owner: str | None) -> None:
+def _check(db: Path, owner: str | None) -> None:
     """Print a note if there is no record yet.
 
     Raises:
@@ -180,15 +170,7 @@ async def _check(db: Path, owner: str | None) -> None:
         near = f" (there is {' and '.join(others)})" if (others := other_records(db)) else ""
         print_note(f"{db}: there is no record here{near}; its pages are empty until something is recorded")
         return
-    async with open_record(db, owner) as store:
-        await store.perform(newest_request)
-
-
-async def _create(db: Path) -> None:
-    """Create the record of a chat unless there is one, so that the pages beside the chat can be read at once."""
-    store = SQLiteStore(db)
-    await store.sessions()
-    await store.close()
+    with_record(lambda store: store.perform(newest_request), db, owner)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -221,10 +203,3 @@ def _own_addresses() -> list[str]:
         return [str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)]
     except OSError:
         return []
-
-
-def _shown_host(host: str) -> str:
-    """Format the host for a URL; a wildcard address becomes the name of this machine."""
-    if host in ("0.0.0.0", "::"):
-        return socket.gethostname()
-    return f"[{host}]" if ":" in host else host

@@ -17,26 +17,24 @@ from context_compiler.cli.options import (
     SYSTEM,
     Db,
     Json,
-    ModelName,
     Owner,
     Place,
     SessionId,
     System,
     Vault,
     Yes,
-    confirm,
     example,
-    find_session,
     group,
-    open_record,
-    parse_amount,
 )
-from context_compiler.cli.screen import Screen, print_error, print_note, print_result
+from context_compiler.cli.records import find_session, open_record, with_record
+from context_compiler.cli.screen import Screen, confirm, print_note, print_result
 from context_compiler.cli.steering import print_outcome, print_pins, print_rules
 from context_compiler.cli.text import json_text, number, one_line, plural
+from context_compiler.cli.view_options import ModelName, parse_amount
 from context_compiler.errors import StoreError
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.middleware.manual import CompileResult
+from context_compiler.record.store import SQLStore
 from context_compiler.record.values import SessionInfo
 
 app = group("Steer and delete recorded conversations.")
@@ -63,11 +61,9 @@ def delete(
     if not yes:
         requests = plural(sum(info.requests for info in infos), "request")
         content = f"{requests} and {'damaged messages' if messages is None else plural(messages, 'message')}"
-        if not confirm(f"Delete session {infos[0].session_id!r} with {content} from {db}?"):
-            print_error("nothing was deleted")
-            raise typer.Exit(1)
+        confirm(f"Delete session {infos[0].session_id!r} with {content} from {db}?", "nothing was deleted")
     session = infos[0].session_id
-    removed = asyncio.run(_delete(db, infos[0].owner, session))
+    removed = with_record(lambda store: store.delete(session), db, infos[0].owner, writing=True)
     report = f"{db}: session {one_line(session)} deleted, {plural(removed, 'request')} removed"
     left = [str(path) for path in _find_transcripts(session, infos[0].owner, db, vault, system)]
     print_result({"db": str(db), "session": session, "removed": removed, "transcripts": left}, report, json=json)
@@ -110,20 +106,19 @@ def compact(
     async def work(compiler: ContextCompiler, name: str) -> CompileResult:
         return await (compiler.preview if preview else compiler.compile_now)(name, focus, start=start)
 
-    _print_outcome(asyncio.run(_steer(db, owner, session, work, arguments)), json=json)
+    _print_outcome(_steer(db, owner, session, work, arguments), json=json)
 
 
 @app.command("undo", epilog=example("sessions undo demo"))
 def undo(session: SessionId, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
     """Undo the last compile of a conversation: restore the view before it, and never use its summary again."""
-    result = asyncio.run(_steer(db, owner, session, lambda compiler, name: compiler.undo_compile(name)))
-    _print_outcome(result, json=json)
+    _print_outcome(_steer(db, owner, session, lambda compiler, name: compiler.undo_compile(name)), json=json)
 
 
 @app.command("pin", epilog=example("sessions pin demo 'turn 3'"))
 def pin(session: SessionId, message: Message, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
     """Keep a message in every view of a conversation, word for word."""
-    one = asyncio.run(_steer(db, owner, session, lambda compiler, name: compiler.pin(name, message)))
+    one = _steer(db, owner, session, lambda compiler, name: compiler.pin(name, message))
     report = f"turn {one.turn} stays in every view, {number(one.tokens)} tokens: {one_line(one.text)}"
     print_result(one.to_data(), report, json=json)
 
@@ -131,14 +126,14 @@ def pin(session: SessionId, message: Message, db: Db = DB, owner: Owner = None, 
 @app.command("unpin", epilog=example("sessions unpin demo 'turn 3'"))
 def unpin(session: SessionId, message: Message, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
     """Unpin a message: from the next compile on, views may leave it out again."""
-    one = asyncio.run(_steer(db, owner, session, lambda compiler, name: compiler.unpin(name, message)))
+    one = _steer(db, owner, session, lambda compiler, name: compiler.unpin(name, message))
     print_result(one.to_data(), f"turn {one.turn} is no longer pinned: {one_line(one.text)}", json=json)
 
 
 @app.command("pins", epilog=example("sessions pins demo"))
 def pins(session: SessionId, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
     """List the pinned messages of a conversation."""
-    pinned = asyncio.run(_steer(db, owner, session, lambda compiler, name: compiler.pins(name), writing=False))
+    pinned = _steer(db, owner, session, lambda compiler, name: compiler.pins(name), writing=False)
     if json:
         Screen().raw(json_text({"db": str(db), "session": session, "pins": [pin.to_data() for pin in pinned]}))
     else:
@@ -148,9 +143,7 @@ def pins(session: SessionId, db: Db = DB, owner: Owner = None, json: Json = Fals
 @app.command("rules", epilog=example("sessions rules demo"))
 def rules(session: SessionId, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
     """List the rules of the user that every request of a conversation contains."""
-    standing = asyncio.run(
-        _steer(db, owner, session, lambda compiler, name: compiler.standing_rules(name), writing=False)
-    )
+    standing = _steer(db, owner, session, lambda compiler, name: compiler.standing_rules(name), writing=False)
     if json:
         Screen().raw(json_text({"db": str(db), "session": session, "rules": [asdict(rule) for rule in standing]}))
     else:
@@ -166,11 +159,11 @@ def dismiss(
     json: Json = False,
 ) -> None:
     """Dismiss a rule of the user: requests no longer list it, unless the user gives it again."""
-    dismissed = asyncio.run(_steer(db, owner, session, lambda compiler, name: compiler.dismiss_rule(name, rule)))
+    dismissed = _steer(db, owner, session, lambda compiler, name: compiler.dismiss_rule(name, rule))
     print_result(asdict(dismissed), f"no longer a rule: {one_line(dismissed.text)}", json=json)
 
 
-async def _steer(
+def _steer(
     db: Place,
     owner: str | None,
     session: str,
@@ -180,12 +173,15 @@ async def _steer(
     writing: bool = True,
 ) -> T:
     """Run `work` with a compiler for a recorded conversation; if several vaults have it, the most recently used one."""
-    async with open_record(db, owner, writing=writing) as every:
+
+    async def steer(every: SQLStore) -> T:
         info = (await find_session(every, session))[0]
         settings: dict[str, Any] = {"model": "none", "system": None, **(arguments or {})}
         store = every.scoped(info.owner)
         compiler = ContextCompiler(store=store, owner=info.owner, vault_name=info.vault_name, **settings)
         return await work(compiler, info.session_id)
+
+    return with_record(steer, db, owner, writing=writing)
 
 
 def _print_outcome(result: CompileResult, *, json: bool) -> None:
@@ -214,8 +210,3 @@ async def _load_size(db: Place, owner: str | None, session: str) -> tuple[list[S
             return infos, len(await every.scoped(infos[0].owner).transcript(infos[0].session_id))
         except StoreError:
             return infos, None
-
-
-async def _delete(db: Place, owner: str, session: str) -> int:
-    async with open_record(db, owner, writing=True) as store:
-        return await store.delete(session)

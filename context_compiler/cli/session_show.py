@@ -9,18 +9,8 @@ from typing import Annotated
 import typer
 
 from context_compiler.cli.deferred import load
-from context_compiler.cli.options import (
-    DB,
-    Db,
-    Json,
-    Owner,
-    Place,
-    SessionId,
-    example,
-    find_session,
-    group,
-    open_record,
-)
+from context_compiler.cli.options import DB, Db, Json, Owner, Place, SessionId, example, group
+from context_compiler.cli.records import find_session, open_record
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import json_text, number, sent_share, timestamp
 from context_compiler.cli.views import view_table

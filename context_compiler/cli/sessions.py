@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from context_compiler.cli.deferred import Sessions
-from context_compiler.cli.options import (
-    DB,
-    Db,
-    Json,
-    Owner,
-    Place,
-    example,
-    group,
-    open_record,
-)
+from context_compiler.cli.options import DB, Db, Json, Owner, example, group
+from context_compiler.cli.records import with_record
 from context_compiler.cli.screen import Column, print_list
 from context_compiler.cli.text import number, timestamp
 from context_compiler.record.values import SessionInfo
@@ -36,17 +26,12 @@ OWNER = Column("owner", spare=4)
 @app.command("list", epilog=example("sessions list"))
 def list_(db: Db = DB, owner: Owner = None, json: Json = False) -> None:
     """List conversations, the most recently used first."""
-    infos = asyncio.run(_load_sessions(db, owner))
+    infos = with_record(lambda store: store.sessions(), db, owner)
     empty = f"{db} contains no sessions yet; create one with `context-compiler import` or `compile --db`"
     owned = any(info.owner for info in infos)
     columns = (SESSIONS[0], OWNER, *SESSIONS[1:]) if owned else SESSIONS
     rows = (_row(info, owned=owned) for info in infos)
     print_list({"db": str(db), "sessions": infos}, columns, rows, json=json, empty=empty)
-
-
-async def _load_sessions(db: Place, owner: str | None) -> list[SessionInfo]:
-    async with open_record(db, owner) as store:
-        return await store.sessions()
 
 
 def _row(info: SessionInfo, *, owned: bool) -> tuple[object, ...]:

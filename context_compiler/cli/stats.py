@@ -12,7 +12,8 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from context_compiler.cli.options import DB, Db, Json, Owner, Place, example, find_session, group, open_record
+from context_compiler.cli.options import DB, Db, Json, Owner, Place, example, group
+from context_compiler.cli.records import find_session, open_record
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, number, plural, share
 from context_compiler.record import rows, sessions

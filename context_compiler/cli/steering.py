@@ -13,12 +13,7 @@ from context_compiler.middleware.manual import TOKENS, CompileResult
 from context_compiler.record.values import Drop, positions_of
 from context_compiler.tokens.prices import dollars
 
-PINS = (
-    Column("turn", right=True),
-    Column("role"),
-    Column("tokens", right=True),
-    Column("begins", elastic=True),
-)
+PINS = (Column("turn", right=True), Column("role"), Column("tokens", right=True), Column("begins", elastic=True))
 
 RULES = (Column("from"), Column("rule"))
 NO_RULES = "no rule was found"
@@ -88,8 +83,8 @@ def print_rules(screen: Screen, rules: Sequence[Rule]) -> None:
     if not rules:
         screen.line(NO_RULES)
         return
-    origins = ("rules=" if rule.position < 0 else f"m{rule.position}" for rule in rules)
-    screen.table(RULES, [(origin, one_line(rule.text)) for origin, rule in zip(origins, rules, strict=True)])
+    rows = [("rules=" if rule.position < 0 else f"m{rule.position}", one_line(rule.text)) for rule in rules]
+    screen.table(RULES, rows)
 
 
 def print_pins(screen: Screen, pins: Sequence[Pin]) -> None:

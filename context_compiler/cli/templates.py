@@ -73,7 +73,8 @@ def show(
     wants = sorted(template.wants())
     screen = Screen()
     if json:
-        screen.raw(json_text({"template": _template_document(template), "wants": wants}))
+        document = {field.name: getattr(template, field.name) for field in fields(template) if field.repr}
+        screen.raw(json_text({"template": document, "wants": wants}))
         return
     placeholders = load_placeholders()
     screen.line((template.name, "bold"), f" ({template.source})")
@@ -87,10 +88,7 @@ def show(
             ("recent turns", template.recent_turns),
             ("recent tool results", template.recent_tool_results),
             ("token threshold", template.token_threshold),
-            (
-                "sections",
-                "; ".join(placeholders.rule_text(key, rule) for key, rule in template.sections.items()),
-            ),
+            ("sections", "; ".join(placeholders.rule_text(key, rule) for key, rule in template.sections.items())),
             ("wants", ", ".join(wants)),
         ]
     )
@@ -122,10 +120,6 @@ def check(
         _print(screen, results, wrong)
     if wrong:
         raise typer.Exit(1)
-
-
-def _template_document(template: Template) -> dict[str, object]:
-    return {field.name: getattr(template, field.name) for field in fields(template) if field.repr}
 
 
 def _check(library: TemplateLibrary, name: str) -> TemplateCheck:

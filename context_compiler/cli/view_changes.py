@@ -6,44 +6,24 @@ import asyncio
 import json as json_
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import Annotated, Any, cast
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
 
-from context_compiler.cli.compile import ViewRequest
-from context_compiler.cli.diff import Comparison, compare, comparison_document, print_diff, unified
+from context_compiler.cli.diff import Comparison, compare, print_diff, unified
 from context_compiler.cli.inputs import check_model
-from context_compiler.cli.options import (
-    DB,
-    RECALL,
-    SYSTEM,
-    TRIGGER,
-    Db,
-    FidelityName,
-    Json,
-    ModelName,
-    Owner,
-    Place,
-    System,
-    Vault,
-    ViewId,
-    agent_arguments,
-    example,
-    find_session,
-    find_view,
-    group,
-    open_record,
-    parse_amount,
-    print_look,
-    recorded_messages,
-)
+from context_compiler.cli.options import DB, SYSTEM, Db, Json, Owner, Place, System, Vault, ViewId, example, group
+from context_compiler.cli.records import find_session, find_view, open_record, print_look, recorded_messages
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.show import read_history
 from context_compiler.cli.templates import choose_template, parse_fidelity, recorded_fidelity, recorded_template
 from context_compiler.cli.text import first_word, json_text, number, plural, share
+from context_compiler.cli.view_options import RECALL, TRIGGER, FidelityName, ModelName, agent_arguments, parse_amount
 from context_compiler.compiler.policy import DEFAULT_BUDGET
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError, StoreError
+from context_compiler.fidelity import Fidelity
 from context_compiler.messages.bodies import load_messages, message_body
 from context_compiler.messages.history import Reader
 from context_compiler.middleware.again import BUDGET, compile_again, differs, sent_view, whole_tokens
@@ -51,6 +31,7 @@ from context_compiler.middleware.verdict import PRICE_ONLY, Verdict, recorded_ve
 from context_compiler.paths import vault_of
 from context_compiler.record.values import Record, replay_session
 from context_compiler.settings import Amount, amount_tokens
+from context_compiler.template import Template
 from context_compiler.tokens import TokenCounter
 
 app = group("Replay recorded requests.")
@@ -90,6 +71,18 @@ NEWEST = 50
 """Requests among which one with its raw history is searched."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayRequest:
+    """A recorded request, combined with the options that were given."""
+
+    template: Template
+    budget: Amount
+    fidelity: Fidelity | None
+    model: str
+    changed: bool
+    """True if an option differs from the recorded request."""
+
+
 @app.command("replay", epilog=example("views replay 3 --template goal_oriented"))
 def replay(
     view: ViewId,
@@ -115,8 +108,7 @@ def replay(
     if template is None and budget is None and fidelity is None and model == "none" and not settings:
         raise SettingsError("nothing to change: give --template, --budget, --fidelity, --model, --recall or --trigger")
 
-    def replay_request(old: Record) -> ViewRequest:
-        """Combine the recorded request with the options that were given."""
+    def replay_request(old: Record) -> ReplayRequest:
         own_vault = vault_of(vault, old.owner)
         if template is None:
             used = recorded_template(old, model=model, vault=own_vault, system=system)
@@ -126,24 +118,21 @@ def replay(
         else:
             used = choose_template(template, model=model, vault=own_vault, system=system)
         same = template is None and fidelity is None
-        return ViewRequest(
+        amount = old.budget or BUDGET if budget is None else parse_amount(budget)
+        named = used.name if template else None
+        return ReplayRequest(
             template=used,
-            budget=old.budget or BUDGET if budget is None else parse_amount(budget),
+            budget=amount,
             fidelity=recorded_fidelity(old.compile, used) if same else parse_fidelity(fidelity),
             model=check_model(model),
-            session=replay_session(view, old.session_id),
+            changed=model != "none" or differs(old, template=named, fidelity=fidelity, budget=amount, **settings),
         )
 
-    def is_changed(old: Record, request: ViewRequest) -> bool:
-        named = request.template.name if template else None
-        return model != "none" or differs(old, template=named, fidelity=fidelity, budget=request.budget, **settings)
-
-    replayed_request = _replay(db, owner, view, replay_request, is_changed, settings, record=record)
-    old, request, replayed, compared = asyncio.run(replayed_request)
+    old, request, replayed, compared = asyncio.run(_replay(db, owner, view, replay_request, settings, record=record))
     before = (old.compile.summary if old.compile else None) or ""
     names = (f"view {view}", f"template {request.template.name}")
     summaries = unified(before.splitlines(), replayed.summary.splitlines(), names=names)
-    screen, within = Screen(), amount_tokens(cast("Amount", request.budget), of=DEFAULT_BUDGET) or 0
+    screen, within = Screen(), amount_tokens(request.budget, of=DEFAULT_BUDGET) or 0
     if json:
         screen.raw(json_text(_document(old, within, replayed, compared, summaries)))
         return
@@ -151,7 +140,7 @@ def replay(
     _print_summary(screen, summaries, request)
     if replayed.record is not None and replayed.record.id is not None:
         screen.line()
-        screen.line(f"recorded as view {replayed.record.id}, in session {request.session}")
+        screen.line(f"recorded as view {replayed.record.id}, in session {replay_session(view, old.session_id)}")
         print_look(screen, db)
 
 
@@ -159,12 +148,11 @@ async def _replay(
     db: Place,
     owner: str | None,
     number: int,
-    replay_request: Callable[[Record], ViewRequest],
-    is_changed: Callable[[Record, ViewRequest], bool],
+    replay_request: Callable[[Record], ReplayRequest],
     settings: Mapping[str, Any],
     *,
     record: bool,
-) -> tuple[Record, ViewRequest, View, Comparison]:
+) -> tuple[Record, ReplayRequest, View, Comparison]:
     async with AsyncExitStack() as stack:
         source = await stack.enter_async_context(open_record(db, owner))
         old = await find_view(source, number)
@@ -173,15 +161,15 @@ async def _replay(
         request = replay_request(old)
         writing = open_record(db, old.owner, writing=True)
         store = await stack.enter_async_context(writing) if record else None
-        if record or is_changed(old, request):
+        if record or request.changed:
             replayed = await compile_again(
                 raw,
                 old,
                 request.template,
-                budget=cast("Amount", request.budget),
+                budget=request.budget,
                 fidelity=request.fidelity,
                 model=request.model,
-                session=request.session,
+                session=replay_session(number, old.session_id),
                 store=store,
                 **settings,
             )
@@ -198,7 +186,7 @@ def _document(
         "view": old.id,
         "before": {"tokens": old.tokens_sent, "budget": old.budget, "status": old.status},
         "after": {"tokens": whole_tokens(replayed, old), "budget": budget, "status": replayed.status},
-        "comparison": comparison_document(compared),
+        "comparison": compared,
         "summary_diff": summaries,
         "messages": [json_.loads(message_body(message)) for message in replayed.messages],
         "ledger": replayed.ledger,
@@ -222,7 +210,7 @@ def _print(screen: Screen, old: Record, budget: int, replayed: View, compared: C
     )
 
 
-def _print_summary(screen: Screen, summaries: tuple[str, ...], request: ViewRequest) -> None:
+def _print_summary(screen: Screen, summaries: tuple[str, ...], request: ReplayRequest) -> None:
     """Print the diff of the two summaries, and a note if no model wrote the new one although its template asks one."""
     screen.heading("Summary")
     print_diff(screen, summaries)

@@ -136,17 +136,10 @@ def _print_ledger(screen: Screen, record: Record, *, every: bool) -> None:
 
 
 def _drop_row(line: Mapping[str, Any], *, every: bool) -> tuple[object, ...]:
-    messages = sum(len(positions_of(what)) for what in _what(line))
-    return line.get("reason", ""), messages or "", number(line.get("tokens", 0)), _named(line, every=every)
-
-
-def _what(line: Mapping[str, Any]) -> list[str]:
-    return [str(item) for item in cast("list[object]", line.get("what", []))]
-
-
-def _named(line: Mapping[str, Any], *, every: bool) -> str:
-    """Name the messages that were left out for one reason: all, or the first few and the number of the others."""
-    what = _what(line)
-    if every or len(what) <= NAMED:
-        return ", ".join(what)
-    return f"{', '.join(what[:NAMED])} … and {len(what) - NAMED} more (--all)"
+    """Format what was left out for one reason; it names all messages, or the first few and the number of the others."""
+    what = [str(item) for item in cast("list[object]", line.get("what", []))]
+    messages = sum(len(positions_of(one)) for one in what)
+    named = ", ".join(what)
+    if len(what) > NAMED and not every:
+        named = f"{', '.join(what[:NAMED])} … and {len(what) - NAMED} more (--all)"
+    return line.get("reason", ""), messages or "", number(line.get("tokens", 0)), named

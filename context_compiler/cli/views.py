@@ -10,20 +10,8 @@ from typing import Annotated
 import typer
 
 from context_compiler.cli.deferred import Views, load_view_text
-from context_compiler.cli.options import (
-    DB,
-    Db,
-    Json,
-    Owner,
-    Place,
-    ViewId,
-    example,
-    find_session,
-    find_view,
-    group,
-    open_record,
-    recorded_messages,
-)
+from context_compiler.cli.options import DB, Db, Json, Owner, Place, ViewId, example, group
+from context_compiler.cli.records import find_session, find_view, open_record, recorded_messages
 from context_compiler.cli.screen import Column, Screen, print_list
 from context_compiler.cli.text import first_word, json_text, number, sent_share, timestamp
 from context_compiler.record.totals import IMPORTED

@@ -16,20 +16,8 @@ import typer
 
 from context_compiler import pipeline
 from context_compiler.cli.options import DB, SYSTEM, Json, System, Vault, check_run_name, example, group
-from context_compiler.cli.runs import (
-    RUNS,
-    Db,
-    NewId,
-    Restore,
-    RunOptions,
-    Runs,
-    Values,
-    open_runs,
-    own_model,
-    parse_values,
-    run_config,
-    with_run_options,
-)
+from context_compiler.cli.run_options import RUNS, Db, NewId, Restore, RunOptions, Runs, Values, with_run_options
+from context_compiler.cli.runs import open_runs, own_model, parse_values, run_config
 from context_compiler.cli.screen import Column, Screen, print_list, print_note, print_result
 from context_compiler.cli.text import json_text, one_line, suggestions
 from context_compiler.errors import PipelineError, SettingsError
@@ -188,7 +176,7 @@ def _status(
                 submission["run_id"],
                 submission["state"],
                 submission["completed"],
-                _time(submission["submitted"]),
+                datetime.fromtimestamp(submission["submitted"], UTC).isoformat()[:19],
                 submission["worker"] or "",
                 _about(submission),
             )
@@ -300,7 +288,3 @@ async def _load_submissions(runs: str, run: str | None) -> list[dict[str, Any]]:
 def _about(one: dict[str, Any]) -> str:
     asks = [f"{question['stage']} asks: {question['text']}" for question in one["questions"]]
     return one_line("; ".join([*asks, one["trouble"] or "", one["cancelled"] or ""]).strip("; "), 200)
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")[:19]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,19 +12,8 @@ import typer
 from context_compiler import pipeline
 from context_compiler.cli.options import SYSTEM, Json, System, Vault, check_run_name, example, group
 from context_compiler.cli.pipelines import Out, check_file, print_reports, write_drawing
-from context_compiler.cli.runs import (
-    RUNS,
-    NewId,
-    Restore,
-    RunOptions,
-    Runs,
-    Values,
-    open_runs,
-    resume_run,
-    run_graph,
-    template_known,
-    with_run_options,
-)
+from context_compiler.cli.run_options import RUNS, NewId, Restore, RunOptions, Runs, Values, with_run_options
+from context_compiler.cli.runs import resume_run, run_graph, template_known, with_runs
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, one_line
 from context_compiler.errors import PipelineError
@@ -92,7 +80,7 @@ def resume(
     graph = load_workflow(file)
     if run_id and not has_runs(runs):
         raise PipelineError(f"{place_name(runs)}: no runs here; give --runs")
-    last = run_id or asyncio.run(_latest_run(graph, runs, lambda info: info.status in ("running", "stopped"))).run_id
+    last = run_id or _latest_run(graph, runs, lambda info: info.status in ("running", "stopped")).run_id
     resume_run(last, options, runs=runs, restore=restore, graph=graph)
 
 
@@ -100,7 +88,7 @@ def resume(
 def show(file: File, runs: Runs = RUNS, json: Json = False) -> None:
     """Show the steps of a file as they will run, and its last run."""
     graph = load_workflow(file)
-    state, status = asyncio.run(_load_state(graph, runs))
+    state, status = _load_state(graph, runs)
     steps = [_step_document(node, state) for node in _final_steps(graph)]
     screen = Screen()
     if json:
@@ -140,16 +128,13 @@ def _step_document(node: pipeline.Node, state: pipeline.RunState | None) -> dict
     }
 
 
-async def _latest_run(graph: pipeline.Graph, runs: str, prefer: Callable[[pipeline.RunInfo], bool]) -> pipeline.RunInfo:
+def _latest_run(graph: pipeline.Graph, runs: str, prefer: Callable[[pipeline.RunInfo], bool]) -> pipeline.RunInfo:
     """Find the newest run of a graph, preferably one that `prefer` accepts.
 
     Raises:
         PipelineError: there is no run of this graph.
     """
-    infos: list[pipeline.RunInfo] = []
-    if has_runs(runs):
-        async with open_runs(runs) as store:
-            infos = await store.runs()
+    infos = with_runs(runs, lambda store: store.runs()) if has_runs(runs) else []
     matching = [info for info in infos if info.snapshot == graph_hashes(graph).snapshot]
     if not matching:
         older = next((info for info in infos if info.name in (graph.name, graph.label)), None)
@@ -167,11 +152,10 @@ def _remedy(older: pipeline.RunInfo | None) -> str:
     return f"the file was changed after run {run!r} began; `pipeline resume {run}` continues that run with the old text"
 
 
-async def _load_state(graph: pipeline.Graph, runs: str) -> tuple[pipeline.RunState | None, str | None]:
+def _load_state(graph: pipeline.Graph, runs: str) -> tuple[pipeline.RunState | None, str | None]:
     """State and status of the newest run of a graph; None if it has none."""
     try:
-        last = await _latest_run(graph, runs, lambda info: True)
+        last = _latest_run(graph, runs, lambda info: True)
     except PipelineError:
         return None, None
-    async with open_runs(runs) as store:
-        return await store.load(last.run_id), last.status
+    return with_runs(runs, lambda store: store.load(last.run_id)), last.status

@@ -10,21 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from context_compiler.cli.deferred import load_written
-from context_compiler.cli.options import (
-    DB,
-    Db,
-    Json,
-    Owner,
-    ViewId,
-    example,
-    find_session,
-    find_view,
-    group,
-    open_record,
-)
+from context_compiler.cli.options import DB, Db, Json, Owner, SessionId, ViewId, example, group
+from context_compiler.cli.records import find_session, find_view, with_record
 from context_compiler.cli.screen import Column, Screen, print_note
 from context_compiler.cli.text import json_text, one_line
-from context_compiler.record.values import Record, SessionInfo
 
 if TYPE_CHECKING:  # writing a test needs the host
     from context_compiler.testing.written import Claim
@@ -32,8 +21,7 @@ if TYPE_CHECKING:  # writing a test needs the host
 app = group("Write tests from recorded sessions and requests.")
 
 Agent = Annotated[
-    str,
-    typer.Option("--agent", help="module:name of the agent to test; default: a compiler with the recorded budget."),
+    str, typer.Option("--agent", help="module:name of the agent to test; default: a compiler with the recorded budget.")
 ]
 
 CLAIMS = (Column("check", style="bold"), Column("of", wraps=True), Column("turn", right=True), Column("holds"))
@@ -41,7 +29,7 @@ CLAIMS = (Column("check", style="bold"), Column("of", wraps=True), Column("turn"
 
 @app.command("test", epilog=example("sessions test demo --out tests/test_demo.py"))
 def test(
-    session: Annotated[str, typer.Argument(metavar="ID", help="Name of a session, from `sessions list`.")],
+    session: SessionId,
     out: Annotated[Path, typer.Option("--out", help="File of the test; its recording is written beside it.")],
     agent: Agent = "",
     db: Db = DB,
@@ -49,13 +37,9 @@ def test(
     json: Json = False,
 ) -> None:
     """Write a test from a session: its recording without personal data, and what held in every request."""
-
-    async def write() -> tuple[SessionInfo, list[Claim]]:
-        async with open_record(db, owner) as store:
-            info = (await find_session(store, session))[0]
-        return info, await load_written().write_test(info.session_id, db, out, owner=info.owner, agent=agent)
-
-    info, claims = asyncio.run(write())
+    info = with_record(lambda store: find_session(store, session), db, owner)[0]
+    writing = load_written().write_test(info.session_id, db, out, owner=info.owner, agent=agent)
+    claims: list[Claim] = asyncio.run(writing)
     if json:
         Screen().raw(json_text({"session": info.session_id, "test": str(out), "claims": claims}))
     else:
@@ -80,13 +64,9 @@ def export(
     json: Json = False,
 ) -> None:
     """Write a test, or a case for pydantic_evals, from a request that lacks something, without personal data."""
-
-    async def write() -> tuple[Record, list[Claim]]:
-        async with open_record(db, owner) as store:
-            record = await find_view(store, view)
-        return record, await load_written().write_case(view, texts or (), db, out, owner=record.owner, agent=agent)
-
-    record, claims = asyncio.run(write())
+    record = with_record(lambda store: find_view(store, view), db, owner)
+    writing = load_written().write_case(view, texts or (), db, out, owner=record.owner, agent=agent)
+    claims: list[Claim] = asyncio.run(writing)
     if json:
         Screen().raw(json_text({"view": view, "session": record.session_id, "test": str(out), "claims": claims}))
     else:

@@ -14,7 +14,7 @@ from pydantic_ai.messages import ModelMessage
 from starlette.testclient import TestClient
 
 from context_compiler import ContextCompiler
-from context_compiler.cli.options import open_record
+from context_compiler.cli.records import open_record
 from context_compiler.record.store import SQLiteStore
 from context_compiler.record.values import Entry, positions_of
 from context_compiler.web.app import create_app

@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from context_compiler import ContextCompiler
-from context_compiler.cli.options import open_record, recorded_messages
+from context_compiler.cli.records import open_record, recorded_messages
 from context_compiler.cli.root import app
 from context_compiler.compiler.origins import align, gaps
 from context_compiler.messages.bodies import load_messages

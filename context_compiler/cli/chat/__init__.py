@@ -13,20 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from context_compiler.cli.chat.prompt import Interrupted, Keyboard, Leave, quiet_terminal
-from context_compiler.cli.options import (
-    DB,
-    SYSTEM,
-    AsOwner,
-    Db,
-    System,
-    Vault,
-    example,
-    group,
-    parse_budget,
-    with_origin,
-)
+from context_compiler.cli.options import DB, SYSTEM, AsOwner, Db, System, Vault, example, group
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import one_line
+from context_compiler.cli.view_options import parse_budget, with_origin
 
 MODEL = "anthropic:claude-sonnet-5-5"
 DRAWN = 1.0

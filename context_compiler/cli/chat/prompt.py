@@ -70,9 +70,7 @@ class Keyboard:
         self._status = status
         self._history = InMemoryHistory()
         completer = WordCompleter(
-            [f"/{name}" for name in HELP],
-            meta_dict={f"/{name}": text for name, text in HELP.items()},
-            sentence=True,
+            [f"/{name}" for name in HELP], meta_dict={f"/{name}": text for name, text in HELP.items()}, sentence=True
         )
         self._session: PromptSession[str] = PromptSession(
             history=self._history,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import sys
-from types import TracebackType
 
 from markdown_it import MarkdownIt
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -89,19 +88,14 @@ class MarkdownStream:
         self._ended = False
         self._waiting = Spinner("dots", Text("…", "dim"))
         self._live = Live(
-            get_renderable=self._growing_block,
-            console=console,
-            refresh_per_second=FRAMES,
-            vertical_overflow="crop",
+            get_renderable=self._growing_block, console=console, refresh_per_second=FRAMES, vertical_overflow="crop"
         )
 
     def __enter__(self) -> MarkdownStream:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended = True
         self._live.vertical_overflow = "visible"
         self._live.transient = not self._blocks.tail.strip()
@@ -137,9 +131,7 @@ class PlainStream:
     def __enter__(self) -> PlainStream:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._line:
             self._write(self._line)
         if self._wrote:
@@ -163,9 +155,7 @@ class NullStream:
     def __enter__(self) -> NullStream:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Do nothing."""
 
     def write(self, piece: str) -> None:
