@@ -295,8 +295,9 @@ class Ranking:
         Their own words may lift the best `CLOSE` above the end; the others must be above it without.
         """
         scores, end = self._raw, self.end
-        near = (position for position, score in enumerate(scores) if score >= end - OWN_WORDS)
-        ranked = sorted((position for position in near if position not in without), key=scores.__getitem__, reverse=True)
+        left = (position for position in range(len(scores)) if position not in without)
+        near = (position for position in left if scores[position] >= end - OWN_WORDS)
+        ranked = sorted(near, key=scores.__getitem__, reverse=True)
         return [*ranked[:CLOSE], *takewhile(lambda position: scores[position] >= end, ranked[CLOSE:])]
 
     def passages(self, candidates: Sequence[Passage]) -> list[float]:
