@@ -243,7 +243,7 @@ class ChatSession:
         self.endless, self.template = endless, template
         self.last: Reply | None = None
         self.usage = Usage()
-        self._notice = notice or (lambda _: None)
+        self._notice: Callable[[str], None] = notice or (lambda _: None)
         opened = _open_store(store, owner)
         vault = vault_of(vault, owner := opened.owner if isinstance(opened, Tenants) else None)
         self.vault_name = "" if vault is None else vault.resolve().name

@@ -109,11 +109,15 @@ def _draw_panel(panel: Panel, axes: Any, names: Sequence[str]) -> None:
     if panel.log_y:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, place: _short(value)))
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(_tick))
         axes.yaxis.set_minor_locator(ticker.NullLocator())
     if panel.ticks:
         axes.set_xticks(panel.ticks, [_short(tick) for tick in panel.ticks])
         axes.xaxis.set_minor_locator(ticker.NullLocator())
+
+
+def _tick(value: float, place: int) -> str:
+    return _short(value)
 
 
 def _short(value: float) -> str:

@@ -16,7 +16,7 @@ from functools import cached_property, reduce
 from heapq import nlargest
 from itertools import accumulate, chain, repeat, takewhile
 from math import inf
-from operator import add, mul, sub, truediv
+from operator import add, mul, sub
 from statistics import fmean
 from typing import NamedTuple
 
@@ -186,7 +186,7 @@ class Feature(NamedTuple):
 
 def _of_best(values: Sequence[float]) -> list[float]:
     best = max(values, default=0.0) or 1.0
-    return [*map(truediv, values, repeat(best))]
+    return [value / best for value in values]
 
 
 def _total(features: Iterable[Feature], asked: Asked) -> Iterable[float]:

@@ -569,8 +569,8 @@ def calls_in_progress(db: Database, session: int | None = None) -> list[ModelCal
 
 
 def _model_call(row: Any) -> ModelCall:
-    times = {name: rows.parse_stamp(row[name]) for name in ("started_at", "until")}
-    return ModelCall(**{**rows.mapping(row), **times})
+    fields: dict[str, Any] = {name: rows.parse_stamp(row[name]) for name in ("started_at", "until")}
+    return ModelCall(**{**rows.mapping(row), **fields})
 
 
 def _session(row: Any) -> SessionRow:

@@ -197,8 +197,14 @@ def made_compiles(db: Database, sessions: Sequence[int] | None) -> list[MadeComp
 
 
 def _made(row: Any, session: int, *, sent: bool) -> MadeCompile:
-    facts = {"session": session, "model": str(row["model"]), "usage": mapping_of(row["usage"]), "sent": sent}
-    return MadeCompile(**{**mapping(row), **facts})
+    return MadeCompile(
+        id=row["id"],
+        session=session,
+        model=str(row["model"]),
+        usage=mapping_of(row["usage"]),
+        latency_ms=row["latency_ms"],
+        sent=sent,
+    )
 
 
 def compile_usage(db: Database, session: int, first: int, last: int) -> list[tuple[str, dict[str, int]]]:
