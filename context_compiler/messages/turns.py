@@ -1,7 +1,6 @@
 """Divide a history into turns and groups; a group is kept, dropped or rendered as a unit.
 
-A cut between two messages is safe if it separates no call from its answer, and no response from what continues it. The
-messages between two safe cuts form a group.
+A cut between two messages is safe if every rule in `RULES` permits it. The messages between two safe cuts form a group.
 If a call is answered late (deferred tools, approvals), its message and that of the answer are tied together, so that
 the messages between them do not all become one group.
 """
@@ -11,7 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
@@ -200,15 +199,10 @@ def turn_starts(history: History, first: int = 0) -> list[int]:
 
 def _is_between_runs(history: History, index: int) -> bool:
     """True if the run before a request without a run id does not continue after it, so its parts are from two runs."""
-    after = (reading.run_id for reading in history.readings[index + 1 : index + 1 + NEAR])
-    last = _run_before(history, index)
-    return last is not None and last != next(filter(None, after), None)
-
-
-def _run_before(history: History, index: int) -> str | None:
-    """Id of the run that the messages before this one belong to; None if it is unknown."""
     before = (reading.run_id for reading in reversed(history.readings[max(0, index - NEAR) : index]))
-    return next(filter(None, before), None)
+    after = (reading.run_id for reading in history.readings[index + 1 : index + 1 + NEAR])
+    last = next(filter(None, before), None)
+    return last is not None and last != next(filter(None, after), None)
 
 
 def _ends_run(history: History, index: int) -> bool:
@@ -245,7 +239,8 @@ def has_prompt(history: History, group: Group) -> bool:
 def continues_run(history: History, index: int) -> bool:
     """True if a message is of the same run as the one before it; False if either run is unknown."""
     own = history.readings[index].run_id
-    return own is not None and own == _run_before(history, index)
+    before = (reading.run_id for reading in reversed(history.readings[max(0, index - NEAR) : index]))
+    return own is not None and own == next(filter(None, before), None)
 
 
 def turn_index(history: History) -> int:
@@ -254,23 +249,34 @@ def turn_index(history: History) -> int:
     return max(0, len(starts) - 1 if history.readings and history.readings[0].has_user_part else len(starts) - 2)
 
 
-def _within_pairs(history: History, pairs: Sequence[tuple[int, int]], starts: list[int]) -> Iterator[int]:
-    """Positions between a call and its answer, unless the answer is so late that they are tied instead."""
+Rule = Callable[[History, Sequence[tuple[int, int]], list[int]], Iterable[int]]
+"""Rule that yields the positions at which a cut is not safe, given a history, its call-answer pairs and turn starts.
+Positions before the first of these starts are not examined."""
+
+
+def keeps_pairs(history: History, pairs: Sequence[tuple[int, int]], starts: list[int]) -> Iterable[int]:
+    """Keep a call and its answer together, unless the answer is so late that they are tied instead."""
     late = _late(history, pairs, starts)
     for call, answer in pairs:
         if (call, answer) not in late:
             yield from range(call + 1, answer + 1)
 
 
-def _after_responses(history: History, first: int) -> Iterator[int]:
-    """Positions, from `first` on, of messages without a prompt that follow a response.
-
-    A request (results, retries) stays with the response that it reacts to. Consecutive responses stay together, because
-    they are one message to a provider.
-    """
-    for before, (index, reading) in pairwise(enumerate(history.readings[first:], first)):
-        if not reading.has_user_part and not before[1].request:
+def keeps_continuations(history: History, pairs: Sequence[tuple[int, int]], starts: list[int]) -> Iterable[int]:
+    """Keep a request without a prompt (results, retries) together with the response that it reacts to."""
+    for before, (index, reading) in pairwise(enumerate(history.readings[starts[0] :], starts[0])):
+        if reading.request and not reading.has_user_part and not before[1].request:
             yield index
+
+
+def keeps_one_voice(history: History, pairs: Sequence[tuple[int, int]], starts: list[int]) -> Iterable[int]:
+    """Keep consecutive responses together, because they are one message to a provider."""
+    for before, (index, reading) in pairwise(enumerate(history.readings[starts[0] :], starts[0])):
+        if not reading.request and not before[1].request:
+            yield index
+
+
+RULES: tuple[Rule, ...] = (keeps_pairs, keeps_continuations, keeps_one_voice)
 
 
 def _late(history: History, pairs: Sequence[tuple[int, int]], starts: list[int]) -> frozenset[tuple[int, int]]:
@@ -289,10 +295,9 @@ def _late(history: History, pairs: Sequence[tuple[int, int]], starts: list[int])
 
 
 def cut_points(history: History, pairs: Sequence[tuple[int, int]], starts: list[int]) -> list[int]:
-    """Positions from the first turn start on at which a cut is safe; always includes the turn starts."""
-    safe = set(range(starts[0], len(history)))
-    safe.difference_update(_within_pairs(history, pairs, starts), _after_responses(history, starts[0]))
-    return sorted(safe.union(starts))
+    """Positions from the first turn start on at which all rules permit a cut; always includes the turn starts."""
+    everywhere = frozenset(range(starts[0], len(history)))
+    return sorted(everywhere.difference(*(rule(history, pairs, starts) for rule in RULES)).union(starts))
 
 
 def paired_with(starts: Iterable[int], pairing: Pairing) -> dict[int, tuple[int, ...]]:
