@@ -230,7 +230,7 @@ STATEMENTS = (
 )
 """The statements that create the tables, and the indexes that both databases have."""
 
-_COMMENT = re.compile(r" *--.*")
+_COMMENT = re.compile(r"(?<! ) *--.*")
 _TABLE = re.compile(r'CREATE TABLE "?(\w+)"?')
 _COLUMN = re.compile(r"^[ \t(,]{0,20}(\w{1,40}) (?:NAME|TEXT|INTEGER|REAL|BYTES)\b", re.MULTILINE)
 _REFERENCE = re.compile(r"\b(\w{1,40}) [A-Z ]{0,40}REFERENCES (\w{1,40})\((\w{1,40})\)")
