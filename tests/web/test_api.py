@@ -12,12 +12,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from context_compiler.web.api import RESOURCES
 from context_compiler.web.app import create_app
 
+# Imported as a whole now, because an import beside other threads can fail on Python 3.11 ("AST constructor recursion").
+schemathesis: Any = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
+pytest.importorskip("schemathesis.specs.openapi.schemas")
+
 LOOPBACK = {"host": "127.0.0.1"}
 
 
 @pytest.fixture(scope="module")
 def api(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
     db = Path(shutil.copytree(recorded.parent, tmp_path_factory.mktemp("api") / "record")) / recorded.name
     app = create_app(db, system=None, runs=db.parent / "runs.db")
     return schemathesis.openapi.from_asgi("/api/openapi.json", app, headers=LOOPBACK)
