@@ -340,11 +340,10 @@ def _exhaust_retries(outcome: Outcome, *, partial: bool) -> Outcome:
 async def _attempt_once(handler: HandlerLike, stage: Stage, *, limit: float | None) -> tuple[Outcome, bool]:
     """Run one attempt, and return its outcome and True if it raised a transient error."""
     stage.clear_status()
-    execute: Any = getattr(handler, "execute", handler)
     timeout = asyncio.timeout(limit)
     try:
         async with timeout:
-            tried = await try_await(call(execute, stage))
+            tried = await try_await(call(lambda: cast(Any, getattr(handler, "execute", handler))(stage)))
     except TimeoutError:
         if not timeout.expired():
             raise

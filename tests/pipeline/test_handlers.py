@@ -449,3 +449,14 @@ async def test_a_stage_in_a_branch_has_its_own_key() -> None:
     text = graph("p [shape=component]; x; y; j [shape=tripleoctagon]; start->p; p->x->j; p->y->j; j->done")
     await run_pipeline(text, run_id="r", handlers={"codergen": lambda stage: keys.append(stage.key) or Outcome()})
     assert sorted(keys) == ["r/x/x/1/1", "r/y/y/1/1"]
+
+
+async def test_a_handler_that_cannot_be_reached_fails_its_stage_and_not_the_run() -> None:
+    class Connecting:
+        @property
+        def execute(self) -> Any:
+            raise LookupError("no server")
+
+    text = graph('a [type="lazy"]; start->a->done')
+    result = await run_pipeline(text, handlers={"lazy": Connecting()}, sleep=no_wait)
+    assert result.outcomes["a"].failure_reason == "LookupError: no server"
