@@ -129,8 +129,8 @@ class ReflectionPolicy:
             last = max((turn for turn, _ in _items_by_turn(history, set(positions))), default=0)
             occasions += _periodic_occasions(all_failures, self.every_n_turns, last)
         occasions.sort(key=lambda occasion: occasion.last_turn)
-        written = (reflection for reflection in map(self.reflector, reversed(occasions)) if reflection is not None)
-        return [*islice(written, self.keep)][::-1]
+        written = (self.reflector(occasion) for occasion in reversed(occasions))
+        return [*islice((reflection for reflection in written if reflection is not None), self.keep)][::-1]
 
 
 def reflection_section(history: History, positions: Sequence[int], policy: ReflectionPolicy) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from heapq import nlargest
-from itertools import accumulate, chain, repeat, takewhile
+from itertools import accumulate, chain, repeat
 from math import inf
 from operator import add, mul, sub
 from statistics import fmean
@@ -290,15 +290,10 @@ class Ranking:
         return mean + END * (max(self._raw) + OWN_WORDS - mean)
 
     def best(self, without: Set[int] = frozenset()) -> list[int]:
-        """Positions of the messages that may belong to the answer, best first; `without` has those to leave out.
-
-        Their own words may lift the best `CLOSE` above the end; the others must be above it without.
-        """
-        scores, end = self._raw, self.end
-        left = (position for position in range(len(scores)) if position not in without)
-        near = (position for position in left if scores[position] >= end - OWN_WORDS)
-        ranked = sorted(near, key=scores.__getitem__, reverse=True)
-        return [*ranked[:CLOSE], *takewhile(lambda position: scores[position] >= end, ranked[CLOSE:])]
+        """Positions of the messages that may belong to the answer, best first; `without` has those to leave out."""
+        least = self.end - OWN_WORDS
+        near = [position for position, score in enumerate(self._raw) if score >= least and position not in without]
+        return sorted(near, key=self._raw.__getitem__, reverse=True)
 
     def passages(self, candidates: Sequence[Passage]) -> list[float]:
         """Score of each passage, from 0.

@@ -1,12 +1,13 @@
-"""Select passages within a token limit: those that answer a question, or without one those worth most for their tokens.
+"""Select passages within a token limit: first those that answer the question, then those worth most for their tokens.
 
-`Candidates.choose` takes passages in order until the room is used up:
+`Candidates.choose` has three stages; each takes passages in order until the room is used up:
 
-* For a question, by relevance. If it is about a sequence or the whole conversation, it first takes mentions: the best
-  answers of each quarter of the conversation in turn, because many brief mentions answer such a question.
-* Without one, by the worth of their message per token of the message.
+1. Mentions, only for a question about a sequence or the whole conversation: the best answers of each quarter of the
+   conversation in turn, because many brief mentions answer such a question.
+2. Answers: all candidates that have any relevance to the question, the most relevant first.
+3. Coverage: all others by the worth of their message per token of the message.
 
-It takes passages whose word pairs are new: what was said a second time, also with another number, is quoted once.
+Each takes passages whose word pairs are new: what was said a second time, also with another number, is quoted once.
 
 The worth of a message estimates, without a question, how likely later questions need it. It is e to the sum of the
 signs below, whose weights were fitted (Poisson regression, rounded) on labelled conversations. In a chat with an
@@ -89,7 +90,7 @@ class Candidates:
 
         Args:
             candidates: Passages to select from.
-            ranks: Relevance of each candidate to the question; if none is above 0, there is no question. Ties go to
+            ranks: Relevance of each candidate to the question; if none is above 0, only coverage decides. Ties go to
                 the earlier passage.
             mentions: Least rank of a mention; None unless the question is for a sequence or the whole conversation.
             newer: Place of the passage that revises a candidate, by place of the candidate. A candidate is taken only
@@ -107,8 +108,9 @@ class Candidates:
     def choose(self, room: int) -> tuple[Passage, ...]:
         """Select passages that `write_quotation` writes in at most `room` tokens; in order of the conversation."""
         quotation, taken = Quotation(self._ordered, room), set[tuple[str, str]]()
-        for stage in (self._mentions, self._answers) if self._ranks else (self._informative,):
-            _take_new(quotation, stage(), taken, self._after)
+        for stage in (self._mentions, self._answers, self._informative):
+            if quotation.left >= MIN_QUOTE:
+                _take_new(quotation, stage(), taken, self._after)
         return quotation.passages
 
     def _mentions(self) -> Sequence[int]:
@@ -122,9 +124,10 @@ class Candidates:
         return _best_first(self._ranks)
 
     def _informative(self) -> Sequence[int]:
-        """Slots by worth per token, best first; ties to the later, because it may tell a newer value."""
-        rates = self._rates
-        return sorted((slot for slot, rate in enumerate(rates) if rate > 0), key=lambda slot: (-rates[slot], -slot))
+        """Slots that are no answers by worth per token, best first; ties to the later, which may tell a newer value."""
+        slots = [slot for slot in range(len(self._ordered)) if not self._ranks or self._ranks[slot] <= 0]
+        rates = self._rates if slots else ()
+        return sorted((slot for slot in slots if rates[slot] > 0), key=lambda slot: (-rates[slot], -slot))
 
     @cached_property
     def _rates(self) -> Sequence[float]:

@@ -33,6 +33,14 @@ def choose(candidates: Sequence[Passage], room: int) -> tuple[Passage, ...]:
     return Candidates(candidates).choose(room)
 
 
+def test_room_that_answers_leave_is_for_what_tells_most() -> None:
+    candidates = all_of([user("The gate code is 4417."), user("Lunch was at noon."), user("My sister moved to Graz.")])
+    chosen = Candidates(candidates, [1.0, -0.2, -0.1]).choose(1_000)
+    assert [passage.position for passage in chosen] == [0, 1, 2]
+    first = Candidates(candidates, [1.0, -0.2, -0.1]).choose(candidates[0].tokens)
+    assert [passage.position for passage in first] == [0]
+
+
 @given(messages=histories(), room=st.integers(0, 600))
 def test_the_selection_never_exceeds_its_room(messages: list[ModelMessage], room: int) -> None:
     assert COUNTER.text(write_quotation(choose(all_of(messages), room))) <= room

@@ -26,7 +26,7 @@ def _body(entry: Json) -> tuple[str, Json] | None:
     """Type and fields of a message; None if the entry is not a message."""
     if entry.get("lc") == 1 and entry.get("type") == "constructor":
         path, fields = sequence(entry.get("id")) or [""], mapping(entry.get("kwargs"))
-        name = str(path[-1])
+        name = str(path[-1]) if fields is not None else ""
         return (name, fields) if fields is not None and name.endswith(("Message", "Chunk")) else None
     name, fields = entry.get("type"), mapping(entry.get("data"))
     if not isinstance(name, str) or "role" in entry or (name not in _TYPES and name != "chat"):
