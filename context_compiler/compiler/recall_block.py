@@ -212,10 +212,14 @@ class _Search:
 
     @cached_property
     def _rules(self) -> Sequence[str]:
-        """Rules that the view lists, and those in force in a message that is whole in it."""
-        cycle, whole = self._cycle, self._whole
-        found = (rule for rule in self._plan.rules if rule.position >= cycle.decided or rule.position in whole)
-        return (*cycle.rules, *(rule.text for rule in found))
+        """Rules that the view contains: listed, in a message that is whole in it, or in a text before a prompt."""
+        cycle, whole, said = self._cycle, self._whole, "\n".join(self._said)
+        shown = (
+            rule.text
+            for rule in self._plan.rules
+            if rule.position >= cycle.decided or rule.position in whole or rule.text in said
+        )
+        return (*cycle.rules, *shown)
 
     @cached_property
     def _shown(self) -> str:

@@ -336,3 +336,17 @@ async def test_rules_survive_in_a_history_processor() -> None:
         agent, [*GIVEN, *(prose(number, 40) for number in range(16))], model=talker.model, conversation_id="p"
     )
     assert all(sent.text.count("Be kind.") == 1 for sent in talker.sent) and missing(talker.last.text) == []
+
+
+async def test_a_block_does_not_quote_a_rule_that_was_listed_since_the_view_was_cut() -> None:
+    rule, talk = GIVEN[1], Talk()
+    await talk.hear(f"Old Marek owns mill 7.\n\n{rule}")
+    for number in range(5):
+        await talk.hear(prose(500 + number, 40))
+    before = talk.history
+    await talk.hear(f"{prose(505, 40)}\n\n{rule}")
+    assert [view.status for view in talk.views[-2:]] == ["raw", "compiled"]
+    talk.history = before  # the user says something else instead
+    assert (await talk.hear("Go on with the next file.")).count(rule) == 1
+    text = await talk.hear("Who owns mill 7?")
+    assert "Old Marek owns mill 7." in text and text.count(rule) == 1
