@@ -214,12 +214,12 @@ class _Search:
     def _rules(self) -> Sequence[str]:
         """Rules that the view contains: listed, in a message that is whole in it, or in a text before a prompt."""
         cycle, whole, said = self._cycle, self._whole, "\n".join(self._said)
-        shown = (
+        contained = (
             rule.text
             for rule in self._plan.rules
             if rule.position >= cycle.decided or rule.position in whole or rule.text in said
         )
-        return (*cycle.rules, *shown)
+        return (*cycle.rules, *contained)
 
     @cached_property
     def _shown(self) -> str:

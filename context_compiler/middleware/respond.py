@@ -234,7 +234,8 @@ def recall_for_turn(
         earlier = tuple(block for block in earlier if block.at != position)  # it answered what was asked before
         cost = plain.cost + sum(block.tokens(context.counter) for block in earlier)
         saved = context.request.fixed + history.tokens - cost  # a block may not cost more than sending the raw history
-        room, shown = min(sizes.free(cost), saved), [text.text for text in (*earlier, *plain.notes)]
+        room = min(sizes.free(cost), saved)
+        shown = [*(block.text for block in earlier), *(note.text for note in plain.notes)]
         if shortened and shortened.tokens(context.counter) <= room:
             text = shortened.text
         else:
