@@ -54,7 +54,7 @@ HOMES = {
     name: home
     for home, names in {
         "ours": "ours ours-unseen ours-live ours-live-full ours-live-bland ours-live-good ours-live-economy "
-        "ours-live-parity ours-live-off",
+        "ours-live-off",
         "baselines": "everything tail head-tail random oracle bm25 bm25-3 host",
         "harness": "harness-window harness-window-quarter harness-clear harness-tiered harness-summary",
         "summarization": "summarization-window summarization-summary",
@@ -67,7 +67,7 @@ HOMES = {
 
 ONLY = {
     **dict.fromkeys(("bm25", "bm25-3", "ours-unseen"), {"sets"}),
-    **dict.fromkeys(("ours-live-bland", "ours-live-good", "ours-live-parity", "ours-live-off"), {"lived"}),
+    **dict.fromkeys(("ours-live-bland", "ours-live-good", "ours-live-off"), {"lived"}),
     "ours-live": {"lived", "sessions"},
     "ours-live-full": {"sessions"},
     "ours-live-economy": {"lived", "sessions"},

@@ -306,7 +306,7 @@ def test_lived_conversations_are_compared_with_a_one_shot_view_at_the_same_point
     assert made["lived-sample"] == "* LoCoMo, 1 conversation with 2 questions, within 4,000 tokens"
     without = result("ours-live-off", 0.0, cost=200.0)
     shown = lived_measure.dial_table([*results, without, result("everything", 1.0, cost=900.0)])
-    assert "| off | `0` | 50 % · 20 |" in shown and "| **default** | `0.5` | 75 % · 50 |" in shown
+    assert "| off | `0` | 50 % · 20 |" in shown and "| **default** | `1.0` | 75 % · 50 |" in shown
     assert "| everything, no budget |  | 100 % · 90 |" in shown
     [panel] = lived_measure.dial_panels([*results, without])
     assert (panel.lines[0].x, panel.lines[0].y) == ([20, 50], [50, 75])

@@ -186,8 +186,8 @@ class Conversation:
         self._pinned: dict[tuple[str, str], tuple[str, ...]] = {}
         self._dismissed: dict[str, list[tuple[str, str]]] = {}
         self._modes = 0
-        self._least_budget = float("inf")
-        """Smallest budget of any request so far, because a view keeps the reasons of earlier cuts."""
+        self._blamed = set[int]()
+        """Positions that views said were cut over budget. A view keeps the reasons of earlier cuts, on a branch too."""
         self._known_windows: dict[str, float] = {}
         """Context windows that refusals have stated, by model."""
         self._tenants = self.drawn.sometimes(0.2)
@@ -570,15 +570,16 @@ class Conversation:
             "requests over budget",
             lambda: f"{where}{sent.tokens} tokens of {most:.0f} at ratio {ratio:.3f}; {view.ledger}",
         )
-        self._least_budget = min(self._least_budget, most, view.budget)
         blamed = [drop for drop in view.drops if "over budget" in drop.reason]
+        positions = {position for drop in blamed for position in positions_of(drop.what)}
+        new, self._blamed = positions - self._blamed, self._blamed | positions
         # a budget holds by the larger of our count and the provider's, and the row has the provider's
         raw = view.record.tokens_raw / min(view.record.ratio, 1) if view.record else most + 1
         if any(rule["state"] in ("listed", "left out") for rule in view.ledger.get("rules", ())):
             raw += most / 4  # they are not in the raw history, and may take that much
         case.check(
             # what a provider counted for the views that it was asked about before is not on the row
-            view.status != "compiled" or not blamed or raw > self._least_budget or bool(self.choices.get("counter")),
+            view.status != "compiled" or not new or raw > min(most, view.budget) or bool(self.choices.get("counter")),
             "reasons that are not true",
             lambda: f"{where}{raw:.0f} tokens of {most:.0f}, {blamed[:2]}",
         )

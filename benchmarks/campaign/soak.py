@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
@@ -20,13 +21,18 @@ from context_compiler.errors import BudgetError
 REQUESTS = 4_000
 TALKS, TURNS = 24, 20
 """Concurrent conversations, and turns after which a new conversation replaces each."""
-GROWTH_KB = 32_000
+GROWTH_KB = 16_000
 """Allowed growth in the last half of the requests, because allocators return little memory."""
 SMALLER = 50
 """Divisor of the room of each cache, so that caches are full, and grow no more, in the first half of the requests."""
 
+_Cached = type(lru_cache(maxsize=1)(len))
+
 
 def _resident_kb() -> int:
+    for cached in gc.get_objects():
+        if type(cached) is _Cached and cached.cache_info().maxsize:  # fills later than the soak ends, and no further
+            cached.cache_clear()
     gc.collect()
     return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1_024
 

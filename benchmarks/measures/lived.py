@@ -210,8 +210,7 @@ def _front(name: str, results: Sequence[Result]) -> Panel:
 SETTINGS = {
     "ours-live-off": ("off", "`0`"),
     "ours-live-economy": ("economy", "`0.15`"),
-    "ours-live": ("**default**", "`0.5`"),
-    "ours-live-parity": ("parity", "`1.0`"),
+    "ours-live": ("**default**", "`1.0`"),
     "everything": ("everything, no budget", ""),
 }
 """Approaches, each with the name of its setting and its `recall`."""

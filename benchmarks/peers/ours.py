@@ -20,7 +20,6 @@ LIVE: dict[str, tuple[str, dict[str, Any], str, str]] = {
         ", the default, with a model that answers with recorded summaries",
     ),
     "ours-live-economy": ("none", {"recall": 0.15}, ", economy", ": smaller recall blocks"),
-    "ours-live-parity": ("none", {"recall": 1.0}, ", parity", ": recall blocks take all free room"),
     "ours-live-off": ("none", {"recall": 0}, ", recall off", ": no recall blocks"),
 }
 """Settings of a live agent: writer of summaries, other arguments of `ContextCompiler`, title and description."""

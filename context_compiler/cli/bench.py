@@ -131,7 +131,7 @@ def bench(
     recall: Annotated[
         str | None,
         typer.Option(
-            "--recall", envvar="CONTEXT_COMPILER_RECALL", callback=with_origin, help=f"{RECALL}; default: 0.5."
+            "--recall", envvar="CONTEXT_COMPILER_RECALL", callback=with_origin, help=f"{RECALL}; default: 1.0."
         ),
     ] = None,
     trigger: Annotated[

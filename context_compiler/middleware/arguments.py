@@ -42,7 +42,7 @@ DeclaredRule = str | Callable[[RunContext[Any]], str | Awaitable[str | None] | N
 
 Owner = str | Callable[[RunContext[Any]], str] | None
 
-RECALL = 0.5
+RECALL = 1.0
 """Default maximum size of a recall block, as a fraction of the room."""
 
 REFLECTIONS = ReflectionPolicy()

@@ -30,7 +30,7 @@ from context_compiler.tokens.prices import dollars, price_of
 SIZES = (0.5, 1, 2)
 """Budgets that are tried, as multiples of the given one."""
 
-RECALLS = (0.15, 0.5)
+RECALLS = (0.15, 1.0)
 """Values of `recall` that are tried, unless one is given."""
 
 Setting = tuple[int, Amount]

@@ -52,7 +52,7 @@ def assert_progress(said: Said) -> None:
     assert sorted(line.split(": 8 requests in ")[0] for line in measured[:3]) == sorted(WAYS)
     assert re.fullmatch(r"trying 6 settings, about [\d.]+ s", measured[3])
     tried = [line.split(": 8 requests in ")[0] for line in measured[4:]]
-    assert tried == [f"budget {budget:,}, recall {recall}" for budget in (300, 600, 1_200) for recall in (0.15, 0.5)]
+    assert tried == [f"budget {budget:,}, recall {recall}" for budget in (300, 600, 1_200) for recall in (0.15, 1.0)]
     assert "replaying" not in said.out
 
 

@@ -42,7 +42,7 @@ def test_every_origin_is_named(cc: Command) -> None:
     assert settings["every_turn"] == ("true", "context_compiler.toml")
     assert settings["template"] == ("chat_compiler", "CONTEXT_COMPILER_TEMPLATE")
     assert settings["timeout"] == ("5", "CONTEXT_COMPILER_TIMEOUT")
-    assert settings["recall"] == (0.5, "default")
+    assert settings["recall"] == (1.0, "default")
     options = origins(cc, "compile", "chat.json", "-f", "compact")
     assert options["--fidelity"] == ("compact", "argument")
     assert options["--budget"] == ("900", "context_compiler.toml")

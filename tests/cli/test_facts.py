@@ -89,7 +89,7 @@ def test_an_absent_message_comes_with_the_numbers_of_its_cut_and_a_budget_that_k
     assert cut["sent"] <= cut["budget"]
     said = " ".join(chatted("views", "why", number, CODE).out.split())
     assert f"would have had {cut['size']:,} tokens, above the threshold of {cut['threshold']:,}" in said
-    assert f"An agent with a budget of {remedy['budget']:,}" in said and "Recall was on (0.5)" in said
+    assert f"An agent with a budget of {remedy['budget']:,}" in said and "Recall was on (1)" in said
     assert "sessions pin main m0" in said and said.count("cut order") <= 1
     again = ("views", "replay", number, "--trigger", "1.0", "--json", "--budget")
     assert CODE in str(chatted(*again, remedy["budget"]).json["messages"])
@@ -187,7 +187,7 @@ def test_the_advice_knows_whether_recall_was_on_and_whether_the_prompt_asked(pla
     off = planned("views", "why", result["newest"], FACT)
     assert "Recall was off" in off.out and "shares no word" not in off.out
     asked = planned("views", "why", 16, "Graça to Estrela").out  # both take something
-    assert "Recall was on (0.5), and the prompt shares words with it" in asked and "docs/recall.md" not in asked
+    assert "Recall was on (1), and the prompt shares words with it" in asked and "docs/recall.md" not in asked
 
 
 def test_a_pinned_message_is_not_offered_to_be_pinned_and_its_requests_name_the_pin(chatted: Command) -> None:

@@ -186,7 +186,7 @@ async def test_requests_after_a_refusal_are_counted_even_if_they_are_small() -> 
         return [("look", {"path": "a" * step})] if step < 8 else "done"
 
     with AnthropicServer(answer, count=lambda text: OURS.text(text) + 6_000) as server:
-        seen = Seen(server, "claude-sonnet-4-6", trigger=1.0, budget=20_000)
+        seen = Seen(server, "claude-sonnet-4-6", trigger=1.0, budget=20_000, recall=0)
         await seen.agent.run("and now?", message_history=long_history(60))
     refused, *later = server.prompt_tokens
     assert max(later) <= 0.7 * refused and len(later) == 8 and not seen.errors

@@ -618,7 +618,7 @@ async def test_a_question_in_tool_work_gets_nearly_half_of_the_largest_block_or_
         for item, (sent, prompt) in enumerate(zip(talker.sent[2::3], prompts[1::2], strict=True))
         if f"costs {item}." not in sent.text.partition("END QUOTED")[0]  # a view that quotes the answer needs no block
     ]
-    assert len(sizes) > 5 and min(sizes) > 0.45 * max(sizes) > 300
+    assert len(sizes) > 5 and min(sizes) > 0.4 * max(sizes) > 300
 
 
 @pytest.mark.parametrize(("budget", "every", "least"), [(2_000, 1, 450)])

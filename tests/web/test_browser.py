@@ -177,9 +177,9 @@ def test_a_search_within_a_request_opens_the_parts_that_match(chromium: Any, ins
 def test_a_moved_slider_replays_the_session(chromium: Any, inspector: str) -> None:
     visit = Visit(chromium, inspector)
     page = visit.go("/sessions/1/settings")
-    page.get_by_text("ContextCompiler(budget=2000, recall=0.5)").wait_for()
+    page.get_by_text("ContextCompiler(budget=2000, recall=1.0)").wait_for()
     page.get_by_label("Budget, slider").fill("1200")
-    page.get_by_text("ContextCompiler(budget=1200, recall=0.5)").wait_for()
+    page.get_by_text("ContextCompiler(budget=1200, recall=1.0)").wait_for()
     assert page.get_by_label("Budget", exact=True).input_value() == "1200" and "budget=1200" in page.url
     page.get_by_label("Budget", exact=True).fill("1761")
     page.get_by_label("Recall", exact=True).fill("0.33")
