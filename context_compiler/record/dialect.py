@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 
 from context_compiler.record.postgres_tables import TABLES
 from context_compiler.record.tables import UNNAMED_NUMBERS
@@ -63,17 +64,27 @@ def translate(sql: str, schema: str, nulls: frozenset[int] = NO_NULLS) -> Statem
     """
     first = _TABLE.search(sql)
     number = NUMBERS.get(first[3].lower(), "id") if first else "id"
-    markers = _Markers(nulls=nulls)
+    ordinals, lists = count(1), set[int]()
+
+    def translate_marker(marker: re.Match[str]) -> str:
+        ordinal, kind = next(ordinals), marker.lastgroup or "plain"
+        parameter = int(marker[kind] or ordinal)
+        if kind in ("list", "tips"):
+            lists.add(parameter - 1)
+        if kind == "null":
+            return "TRUE" if parameter - 1 in nulls else "FALSE"
+        return _FORMS[kind].format(parameter)
+
     parts = _LITERAL.split(re.sub(r"\browid\b", number, sql))
     text = "".join(
-        part if i % 2 else _words(_MARKER.sub(markers.translate, part), schema) for i, part in enumerate(parts)
+        part if i % 2 else _words(_MARKER.sub(translate_marker, part), schema) for i, part in enumerate(parts)
     ).strip()
     if "INSERT OR IGNORE" in text:
         text = text.replace("INSERT OR IGNORE", "INSERT") + " ON CONFLICT DO NOTHING"
     return Statement(
         text=text,
         returns_rows=_WRITES.match(text) is None,
-        lists=frozenset(markers.lists),
+        lists=frozenset(lists),
         body=1 if text.startswith(f"INSERT INTO {schema}.contents ") else None,
     )
 
@@ -82,26 +93,6 @@ def _words(text: str, schema: str) -> str:
     for pattern, word in _WORDS:
         text = pattern.sub(word, text)
     return _TABLE.sub(rf"\1\2{schema}.\3", text)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Markers:
-    """Translation of the parameter markers of one statement, in order."""
-
-    nulls: frozenset[int]
-    count: int = 0
-    lists: set[int] = field(default_factory=set[int])
-
-    def translate(self, found: re.Match[str]) -> str:
-        """Return a marker as PostgreSQL writes it."""
-        self.count += 1
-        kind = found.lastgroup or "plain"
-        number = int(found[kind] or self.count)
-        if kind in ("list", "tips"):
-            self.lists.add(number - 1)
-        if kind == "null":
-            return "TRUE" if number - 1 in self.nulls else "FALSE"
-        return _FORMS[kind].format(number)
 
 
 MARK, NUL = "\ufdd0", "\0"
@@ -126,7 +117,7 @@ def escape(text: str) -> str:
 
 def unescape(text: str) -> str:
     """Return the string that `escape` was given."""
-    return re.sub(f"{MARK}(.)", lambda found: NUL if found[1] == "0" else MARK, text)
+    return re.sub(f"{MARK}(.)", lambda escaped: NUL if escaped[1] == "0" else MARK, text)
 
 
 def words_of(text: str) -> list[str]:

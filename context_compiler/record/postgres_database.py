@@ -97,11 +97,6 @@ def _unescape_row(row: Any) -> Any:
     return row
 
 
-def _body_bytes(body: object) -> object:
-    """Convert a stored body to bytes; see `rows.pack`."""
-    return PLAIN + body.encode() if isinstance(body, str) else body
-
-
 def _escape_text(value: object) -> object:
     return escape(value) if isinstance(value, str) else value
 
@@ -146,13 +141,13 @@ class PostgresDatabase:
         return self.run(statement.text, *self._arguments(statement, parameters), returns_rows=statement.returns_rows)
 
     def _statement(self, sql: str, parameters: Sequence[Any]) -> Statement:
-        nulls = frozenset(at for at, one in enumerate(parameters) if one is None) if " IS NULL" in sql else NO_NULLS
+        nulls = frozenset(i for i, value in enumerate(parameters) if value is None) if " IS NULL" in sql else NO_NULLS
         return translate(sql, self.schema, nulls)
 
     def _arguments(self, statement: Statement, parameters: Sequence[Any]) -> list[Any]:
         arguments = [json.loads(value) if index in statement.lists else value for index, value in enumerate(parameters)]
-        if statement.body is not None:
-            arguments[statement.body] = _body_bytes(arguments[statement.body])
+        if statement.body is not None and isinstance(body := arguments[statement.body], str):
+            arguments[statement.body] = PLAIN + body.encode()  # its stored form as bytes; see `rows.pack`
         return [
             [*map(_escape_text, cast("list[object]", value))] if isinstance(value, list) else _escape_text(value)
             for value in arguments
@@ -182,7 +177,7 @@ class PostgresDatabase:
         """Run one statement once for each sequence of parameters, in one round trip."""
         if parameters:
             statement = self._statement(sql, parameters[0])
-            arguments = [self._arguments(statement, one) for one in parameters]
+            arguments = [self._arguments(statement, row) for row in parameters]
             if len(arguments) == 1:
                 self.run(statement.text, *arguments[0], returns_rows=False)
             else:
@@ -219,15 +214,15 @@ class PostgresDatabase:
         """Milliseconds to wait for a lock, as text; None to wait as long as it takes."""
         return None if self.timeout is None else f"{self.timeout * 1_000:.0f}"
 
-    def _set_lock_timeout(self) -> str:
-        """The statement that sets the lock timeout of a transaction; empty if there is no limit."""
-        return "" if self.patience_ms is None else f"SET LOCAL lock_timeout = {self.patience_ms};"
+    def _run_write(self, lock: str) -> AbstractContextManager[None]:
+        """Run a transaction that first takes the lock of the record with a function, within the lock timeout."""
+        limit = "" if self.patience_ms is None else f"SET LOCAL lock_timeout = {self.patience_ms};"
+        return self._run_transaction(f"BEGIN; {limit} SELECT {lock}({APPLICATION_ID}, 1)")
 
     @contextmanager
     def transaction(self) -> Generator[None]:
         """Run a write transaction, concurrently with others; an error rolls it back."""
-        lock = f"SELECT pg_advisory_xact_lock_shared({APPLICATION_ID}, 1)"
-        with self._run_transaction(f"BEGIN; {self._set_lock_timeout()} {lock}"):
+        with self._run_write("pg_advisory_xact_lock_shared"):
             refuse_removed(self)
             yield
 
@@ -237,8 +232,7 @@ class PostgresDatabase:
 
     def sweep(self) -> AbstractContextManager[None]:
         """Run a transaction that removes rows; no other transaction writes meanwhile."""
-        lock = f"SELECT pg_advisory_xact_lock({APPLICATION_ID}, 1)"
-        return self._run_transaction(f"BEGIN; {self._set_lock_timeout()} {lock}")
+        return self._run_write("pg_advisory_xact_lock")
 
     def lock_name(self, name: str) -> None:
         """Take a lock on a name until the transaction ends; other transactions that take it wait."""

@@ -131,9 +131,9 @@ def views(db: Database, session_id: str | None = None, *, limit: int | None = No
         named = f"SELECT s.id FROM sessions s WHERE s.session_id = ?3 AND {where}"
         where = f"v.id IN (SELECT v.id FROM views v WHERE v.session IN ({named}) {newest})"
     with db.snapshot():
-        readable = db.execute(f"{VIEWS} WHERE {where} {newest}", parameters).fetchall()
-        compiles = _compiles(db, readable)
-        return [*_readable("views", readable, lambda row: _record(row, compiles))]
+        requests = db.execute(f"{VIEWS} WHERE {where} {newest}", parameters).fetchall()
+        compiles = _compiles(db, requests)
+        return [*_readable("views", requests, lambda row: _record(row, compiles))]
 
 
 def summaries(db: Database, session_id: str, *, limit: int | None = None) -> list[Compile]:
@@ -167,15 +167,7 @@ def owners(db: Database) -> list[OwnerInfo]:
         f" FROM sessions s LEFT JOIN views v ON v.session = s.id WHERE {OWNED.format(1)} GROUP BY s.owner ORDER BY 1",
         (db.owner,),
     )
-    return [
-        OwnerInfo(
-            owner=row["owner"],
-            sessions=row["sessions"],
-            requests=row["requests"],
-            last_at=rows.readable_stamp(row["last_at"]),
-        )
-        for row in totals
-    ]
+    return [OwnerInfo(**{**rows.mapping(row), "last_at": rows.readable_stamp(row["last_at"])}) for row in totals]
 
 
 def transcript(db: Database, session_id: str, vault_name: str | None = None) -> list[bytes]:
@@ -203,16 +195,16 @@ def _record(row: Any, compiles: Mapping[int, Compile]) -> Record:
     return rows.to_record(rows.mapping(row), compiles.get(row["summary"]))
 
 
-def _compiles(db: Database, found: Sequence[Any], *, strict: bool = False) -> dict[int, Compile]:
+def _compiles(db: Database, requests: Sequence[Any], *, strict: bool = False) -> dict[int, Compile]:
     """Compiles of rows of `VIEWS`, by row number."""
-    numbers = json.dumps(sorted({row["summary"] for row in found if isinstance(row["summary"], int)}))
+    numbers = json.dumps(sorted({row["summary"] for row in requests if isinstance(row["summary"], int)}))
     made = db.execute(f"{SUMMARIES} WHERE c.id IN (SELECT value FROM json_each(?))", (numbers,)).fetchall()
     return {row["id"]: rows.to_compile(rows.mapping(row)) for row in made} if strict else compiles_of(made)
 
 
-def compiles_of(found: Iterable[Any]) -> dict[int, Compile]:
+def compiles_of(table_rows: Iterable[Any]) -> dict[int, Compile]:
     """Convert rows of `SUMMARIES` to compiles, by row number; a warning names each that cannot be read."""
-    made = _readable("context_summaries", found, lambda row: (row["id"], rows.to_compile(rows.mapping(row))))
+    made = _readable("context_summaries", table_rows, lambda row: (row["id"], rows.to_compile(rows.mapping(row))))
     return dict(made)
 
 
@@ -226,10 +218,10 @@ def _readable(table: str, table_rows: Iterable[Any], convert: Callable[[Any], T]
 
 
 def _session(row: Any) -> SessionInfo:
-    given: dict[str, Any] = {**rows.mapping(row), "created_at": rows.readable_stamp(row["created_at"]) or rows.UNKNOWN}
-    given["last_at"] = rows.readable_stamp(row["last_at"])
-    given["raw_tip"] = without_prefix(row["raw_tip"])
-    return SessionInfo(**given)
+    fields: dict[str, Any] = {**rows.mapping(row), "created_at": rows.readable_stamp(row["created_at"]) or rows.UNKNOWN}
+    fields["last_at"] = rows.readable_stamp(row["last_at"])
+    fields["raw_tip"] = without_prefix(row["raw_tip"])
+    return SessionInfo(**fields)
 
 
 SessionKey = tuple[str, str, str]
@@ -435,8 +427,8 @@ def _contents_of(db: Database, additions: Additions) -> dict[str, str]:
 
 def instructions_of(messages: Iterable[NewMessage], prefix: str) -> list[tuple[str, bytes | str]]:
     """Distinct instructions of messages, as `(stored name, stored form)`."""
-    found = dict.fromkeys(message.instructions for message in messages if message.instructions is not None)
-    return [(prefix + ids.blob_id(body), rows.pack(body)) for body in map(rows.to_bytes, found)]
+    texts = dict.fromkeys(message.instructions for message in messages if message.instructions is not None)
+    return [(prefix + ids.blob_id(body), rows.pack(body)) for body in map(rows.to_bytes, texts)]
 
 
 def node_row(message: NewMessage, prefix: str) -> tuple[str, str | None, str, int, str | None]:
@@ -471,7 +463,7 @@ def known_prefix(db: Database, names: Sequence[str], fresh: set[str]) -> int:
 
 def prefix_in(names: Sequence[str], known: Set[str]) -> int:
     """Length of the prefix of `names` that is in `known`."""
-    return bisect_left(range(len(names)), True, key=lambda at: names[at] not in known)
+    return bisect_left(range(len(names)), True, key=lambda index: names[index] not in known)
 
 
 KEY = "session_id = ? AND vault_name = ? AND owner = ?"
@@ -510,8 +502,8 @@ def _insert_view(db: Database, record: Record, session: int, entry: Entry) -> Re
 
 
 def _save_tools(db: Database, session: int, request_hash: str, tools: str) -> None:
-    known = "SELECT 1 FROM toolsets WHERE session = ? AND request_hash = ?"
-    if db.execute(known, (session, request_hash)).fetchone() is None:
+    query = "SELECT 1 FROM toolsets WHERE session = ? AND request_hash = ?"
+    if db.execute(query, (session, request_hash)).fetchone() is None:
         insert(db, "toolsets", (session, request_hash, keep_body(db, rows.to_bytes(tools))))
 
 

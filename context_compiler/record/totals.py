@@ -108,17 +108,13 @@ SUMS = ", ".join(
         f"count(*) - count(CASE WHEN {_IMPORTED} THEN 1 END) AS requests",
         f"count(CASE WHEN {_IMPORTED} THEN 1 END) AS imported",
         f"CAST(sum(CASE WHEN {_IMPORTED} THEN 0 ELSE v.tokens_raw END) AS BIGINT) AS tokens_raw",
-        *(f"CAST(sum(v.{one}) AS BIGINT) AS {one}" for one in ("tokens_sent", "cached", "cached_raw", "tokens_recall")),
-        *(f"max(v.tokens_{one}) AS largest_{one}" for one in ("raw", "sent")),
+        *(f"CAST(sum(v.{key}) AS BIGINT) AS {key}" for key in ("tokens_sent", "cached", "cached_raw", "tokens_recall")),
+        "max(v.tokens_raw) AS largest_raw",
+        "max(v.tokens_sent) AS largest_sent",
         "count(CASE WHEN v.tokens_recall > 0 THEN 1 END) AS with_recall",
-        *(
-            f"count(CASE WHEN v.status LIKE '{word}%' THEN 1 END) AS {name}"
-            for word, name in (
-                ("compiled", "compiled"),
-                ("fallback", "fallbacks"),
-                ("floor_over_budget", "over_budget"),
-            )
-        ),
+        "count(CASE WHEN v.status LIKE 'compiled%' THEN 1 END) AS compiled",
+        "count(CASE WHEN v.status LIKE 'fallback%' THEN 1 END) AS fallbacks",
+        "count(CASE WHEN v.status LIKE 'floor_over_budget%' THEN 1 END) AS over_budget",
     )
 )
 
