@@ -200,8 +200,8 @@ def _as_owner(db: Database, scope: str) -> Generator[None]:
 def _owner_of_entry(db: Database, entry: str) -> str | None:
     """Return the owner of an entry, the first one if several have equal copies; None if the entry is unknown."""
     query = "SELECT owner FROM entries WHERE id = ?1 AND (?2 IS NULL OR owner = ?2) ORDER BY owner LIMIT 1"
-    found = db.execute(query, (entry, db.owner)).fetchone()
-    return None if found is None else found["owner"]
+    row = db.execute(query, (entry, db.owner)).fetchone()
+    return None if row is None else row["owner"]
 
 
 def _message(entry: LogEntry, text_of: Callable[[bytes], str]) -> NewMessage:
@@ -233,15 +233,8 @@ def _write_entry(db: Database, session: int, entry: LogEntry, message: NewMessag
 def _write_row(db: Database, session: int, conversation: StoredConversation) -> None:
     tips = [*(() if conversation.head is None else (conversation.head,)), *conversation.branches]
     db.execute("DELETE FROM conversations WHERE session = ?", (session,))
-    facts = (
-        conversation.head,
-        json.dumps(tips),
-        conversation.state,
-        conversation.revision,
-        rows.stamp(conversation.updated_at),
-    )
-    insert(db, "conversations", (session, conversation.scope, *facts))
-    head = db.execute(
-        "SELECT node FROM entries WHERE owner = ? AND id = ?", (writer_of(db), conversation.head)
-    ).fetchone()
+    values = (session, conversation.scope, conversation.head, json.dumps(tips), conversation.state)
+    insert(db, "conversations", (*values, conversation.revision, rows.stamp(conversation.updated_at)))
+    query = "SELECT node FROM entries WHERE owner = ? AND id = ?"
+    head = db.execute(query, (writer_of(db), conversation.head)).fetchone()
     advance(db, session, None if head is None else head["node"])

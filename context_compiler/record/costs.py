@@ -80,12 +80,10 @@ class Costs:
     @property
     def text(self) -> str:
         """The costs in one line, for people."""
-        is_priced = self.sent is not None or self.everything is not None
-        parts = [
-            *([f"{dollars(self.sent)} sent"] if is_priced else []),
-            *([f"{dollars(self.everything)} if everything had been sent, with the cache"] if is_priced else []),
-            f"{dollars(self.compiles)} for compiles",
-        ]
+        parts = [f"{dollars(self.compiles)} for compiles"]
+        if self.sent is not None or self.everything is not None:
+            everything = f"{dollars(self.everything)} if everything had been sent, with the cache"
+            parts = [f"{dollars(self.sent)} sent", everything, *parts]
         if self.priced < self.requests and self.priced:
             parts.append(f"prices are known for {self.priced:,} of {self.requests:,} requests")
         if self.unknown:
@@ -111,5 +109,5 @@ def add_costs(sums: Iterable[RequestSums], made: Iterable[MadeCompile]) -> Costs
 
 
 def _total(amounts: Sequence[Decimal | None]) -> Decimal | None:
-    known = [amount for amount in amounts if amount is not None]
-    return sum(known, Decimal(0)) if known or not amounts else None
+    priced = [amount for amount in amounts if amount is not None]
+    return sum(priced, Decimal(0)) if priced or not amounts else None

@@ -20,7 +20,7 @@ import logging
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from hashlib import sha256
 from importlib.resources import files
 from itertools import accumulate, pairwise
@@ -102,7 +102,7 @@ class TokenCounter:
         if count is not None and not callable(count):
             raise SettingsError(f"counter={count!r}: give a function from a text to its number of tokens")
         self._count = count
-        self._custom = None if count is None else _check_counts(count)
+        self._custom = None if count is None else partial(_checked_count, count)
         self._failure = f"the counter {getattr(count, '__qualname__', count)} failed, o200k counts instead"
         self._room = remember
         self._known: OrderedDict[str, int] = OrderedDict()
@@ -254,14 +254,11 @@ def media_tokens(media_type: str, data: bytes | None = None) -> int:
     return _BY_KIND.get(kind.partition("/")[0], document_tokens)(data)
 
 
-def _check_counts(count: Count) -> Count:
-    def checked(text: str) -> int:
-        tokens = cast(object, count(text))
-        if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
-            raise ValueError(f"{tokens!r:.80} is not a number of tokens")
-        return tokens
-
-    return checked
+def _checked_count(count: Count, text: str) -> int:
+    tokens = cast(object, count(text))
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
+        raise ValueError(f"{tokens!r:.80} is not a number of tokens")
+    return tokens
 
 
 def _count_exact(text: str) -> int:

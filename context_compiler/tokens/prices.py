@@ -7,7 +7,7 @@ Many models charge more per token for long requests, so a `Price` has rates by s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from importlib import import_module
@@ -222,16 +222,10 @@ def highest_price(model: str, provider: str | None = None) -> Price | None:
         return None
     tiers = sorted({rates.above for price in prices for rates in price.rates})
     highest = {above: [price.at(above + 1) for price in prices] for above in tiers}
+    kinds = [field.name for field in fields(Rates) if field.name != "above"]
     return Price(
         tuple(
-            Rates(
-                above=above,
-                input=max(rate.input for rate in rates),
-                cached=max(rate.cached for rate in rates),
-                written=max(rate.written for rate in rates),
-                written_1h=max(rate.written_1h for rate in rates),
-                output=max(rate.output for rate in rates),
-            )
+            Rates(above=above, **{kind: max(getattr(rate, kind) for rate in rates) for kind in kinds})
             for above, rates in highest.items()
         )
     )
