@@ -184,8 +184,8 @@ def _conditions(wanted: SessionFilter, owner: str | None) -> tuple[str, list[obj
 
 def _in_order(db: Database, query: str, end: str, order: Sequence[int]) -> list[Any]:
     """Rows with the given ids, in the order of the ids."""
-    found = db.execute(f"{query} IN (SELECT value FROM json_each(?)) {end}", (json.dumps(order),))
-    by_number = {row["id"]: row for row in found}
+    stored = db.execute(f"{query} IN (SELECT value FROM json_each(?)) {end}", (json.dumps(order),))
+    by_number = {row["id"]: row for row in stored}
     return [by_number[number] for number in order if number in by_number]
 
 
@@ -344,7 +344,7 @@ def chain_nodes(db: Database, tip: str | None, session: int, cached: Sequence[No
 
 def last_nodes(db: Database, tip: str, count: int) -> list[Node]:
     """The last messages of a chain, oldest first."""
-    found = db.execute(
+    messages = db.execute(
         "WITH RECURSIVE up (id, parent, content, instructions, depth) AS ("
         "SELECT id, parent, content, instructions, 1 FROM nodes WHERE id = ?1"
         " UNION ALL SELECT n.id, n.parent, n.content, n.instructions, up.depth + 1"
@@ -352,7 +352,7 @@ def last_nodes(db: Database, tip: str, count: int) -> list[Node]:
         " SELECT id, content, instructions FROM up ORDER BY depth DESC",
         (tip, count),
     )
-    return [Node(*row) for row in found]
+    return [Node(*row) for row in messages]
 
 
 def message_bodies(db: Database, nodes: Sequence[Node]) -> list[bytes]:
@@ -582,6 +582,6 @@ def _session(row: Any) -> SessionRow:
 
 
 def _request(row: Any) -> RequestRow:
-    given: dict[str, Any] = {**rows.mapping(row), "created_at": rows.readable_stamp(row["created_at"]) or rows.UNKNOWN}
-    given["status"] = row["status"].partition(";")[0].strip()
-    return RequestRow(**given)
+    fields: dict[str, Any] = {**rows.mapping(row), "created_at": rows.readable_stamp(row["created_at"]) or rows.UNKNOWN}
+    fields["status"] = row["status"].partition(";")[0].strip()
+    return RequestRow(**fields)

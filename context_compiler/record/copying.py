@@ -353,5 +353,5 @@ async def _index(source: SQLStore, target: SQLStore, progress: Callable[[str], o
 def _index_page(db: Database, texts: Sequence[tuple[str, str]]) -> None:
     with db.transaction():
         query = "SELECT id FROM nodes WHERE id IN (SELECT value FROM json_each(?))"
-        known = {row[0] for row in db.execute(query, (json.dumps([node for node, _ in texts]),))}
-        db.index_messages([one for one in texts if one[0] in known])
+        nodes = {row[0] for row in db.execute(query, (json.dumps([node for node, _ in texts]),))}
+        db.index_messages([(node, text) for node, text in texts if node in nodes])

@@ -90,8 +90,9 @@ def _exported(table: str, row: Any) -> Mapping[str, object]:
 
 def _place(table: str, row: Any) -> str:
     """Name a row for people: its table, and its name or number."""
-    given = rows.mapping(row)
-    names = [given[name] for name in ("hash", "id") if name in given] or [given[name] for name in KEYS.get(table, ())]
+    fields = rows.mapping(row)
+    keys = [name for name in ("hash", "id") if name in fields] or KEYS.get(table, ())
+    names = (fields[key] for key in keys)
     return " ".join([table, *(ascii(name)[1:-1] if isinstance(name, str) else str(name) for name in names)])
 
 
@@ -354,7 +355,7 @@ STOPPED = "the rest was not checked"
 
 def checked_to_the_end(defects: Iterable[str]) -> bool:
     """True if the defects that `verify` returned are all there are, because none of them stopped a check."""
-    return not any(STOPPED in one or one.startswith("database: ") for one in defects)
+    return not any(STOPPED in defect or defect.startswith("database: ") for defect in defects)
 
 
 def _defects(db: Database, check: str, results: Iterator[str]) -> list[str]:

@@ -49,7 +49,7 @@ LEFT JOIN {schema}.nodes tip ON tip.id = s.raw_tip
 @cache
 def _call(schema: str, arguments: int) -> str:
     """The statement that calls the function of `save_request.sql` with a number of arguments."""
-    return f"SELECT {schema}.save_request({', '.join(f'${at}' for at in range(1, arguments + 1))})"
+    return f"SELECT {schema}.save_request({', '.join(f'${number}' for number in range(1, arguments + 1))})"
 
 
 MAX_CONVERSATIONS, MAX_TOOLS = 1_000, 32
@@ -172,10 +172,11 @@ class _Save:
             return self._write_from(self.look_up(), memory)
         return None
 
-    def _write_from(self, known: Known | None, memory: Memory) -> Written | None:
+    def _write_from(self, state: Known | None, memory: Memory) -> Written | None:
         """Write the new rows, based on a state; None, with nothing written, without a state or if it does not fit."""
-        added = None if known is None else self.additions(known)
-        return None if known is None or added is None else self.db.wait(self.write(known, added, memory))
+        if state is None or (added := self.additions(state)) is None:
+            return None
+        return self.db.wait(self.write(state, added, memory))
 
     def look_up(self) -> Known | None:
         """Look up the stored state of the conversation; None if the request or its compile is already stored."""
@@ -266,10 +267,10 @@ class _Save:
         yield [node for node, _ in texts_of]
         yield [escape(text) for _, text in texts_of]
 
-    def _cycle_rows(self, known: Known) -> list[str]:
+    def _cycle_rows(self, state: Known) -> list[str]:
         """Rows of the cycles of the entry, as PostgreSQL row literals."""
-        found = [(known.session, *place, name) for place, (name, _) in self.states.items()]
-        return [_row(row, rows.digest(row)) for row in found]
+        cycles = [(state.session, *key, name) for key, (name, _) in self.states.items()]
+        return [_row(row, rows.digest(row)) for row in cycles]
 
     def _compile_row(self, state: Known) -> str | None:
         """Row of a new compile, as a PostgreSQL row literal; None if there is none."""
@@ -283,7 +284,7 @@ class _Save:
 
     def _texts(self, messages: Sequence[NewMessage]) -> dict[str, str]:
         """Instructions of messages and states of cycles, by stored name."""
-        instructions = dict.fromkeys(one.instructions for one in messages if one.instructions is not None)
+        instructions = dict.fromkeys(message.instructions for message in messages if message.instructions is not None)
         return {self._name(text): text for text in instructions} | dict(self.states.values())
 
     def additions(self, state: Known, *, may_look_up: bool = True) -> Additions | None:

@@ -85,8 +85,8 @@ def prefix(owner: str) -> str:
 
 def prefix_of(name: str) -> str:
     """Return the owner prefix of a stored name; empty if it has none."""
-    found = _PREFIX.match(name)
-    return found[0] if found else ""
+    match = _PREFIX.match(name)
+    return match[0] if match else ""
 
 
 def without_prefix(name: Name) -> Name:
@@ -131,8 +131,8 @@ def add_lost(db: Database, count: int) -> None:
 
 def _counter(db: Database, name: str) -> tuple[int, float]:
     """Return a counter with the time of its last change; (0, 0.0) if there was none."""
-    found = db.execute("SELECT number, at FROM counters WHERE name = ?", (name,)).fetchone()
-    return (0, 0.0) if found is None else (found["number"], found["at"])
+    row = db.execute("SELECT number, at FROM counters WHERE name = ?", (name,)).fetchone()
+    return (0, 0.0) if row is None else (row["number"], row["at"])
 
 
 def removals(db: Database) -> int:
@@ -353,10 +353,11 @@ def complete_record(entry: Entry, owner: str, **numbers: int | None) -> Record:
 
 def tips(entry: Entry) -> tuple[str | None, str | None]:
     """Return the raw and view tips of an entry: those of its record, or else the ends of its chains."""
-    return _tip(entry.record.raw_tip, entry.raw), _tip(entry.record.view_tip, entry.view)
+    return tip_of(entry.raw, entry.record.raw_tip), tip_of(entry.view, entry.record.view_tip)
 
 
-def _tip(given: str | None, chain: Chain | None) -> str | None:
+def tip_of(chain: Chain | None, given: str | None = None) -> str | None:
+    """Return a tip: the given one, or else the end of a chain; None without either."""
     return chain.ids[-1] if given is None and chain is not None and chain.ids else given
 
 

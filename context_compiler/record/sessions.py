@@ -242,8 +242,8 @@ def remember(db: Database, name: str, text: str, index_terms: IndexTerms, newest
 def search_memories(db: Database, name: str, terms: Sequence[str], limit: int) -> list[tuple[str, str, datetime]]:
     """Find the best matches for any of these terms by BM25; return them oldest first, as `(id, text, time)`."""
     session = db.execute(f"SELECT id FROM sessions WHERE {KEY}", session_key(db, name, "")).fetchone()
-    found = [] if session is None else db.find_memories(session["id"], terms, limit)
-    return [_memory(row) for row in sorted(found, key=lambda row: row["position"])]
+    matches = [] if session is None else db.find_memories(session["id"], terms, limit)
+    return [_memory(row) for row in sorted(matches, key=lambda row: row["position"])]
 
 
 def commit(
@@ -255,7 +255,7 @@ def commit(
         columns = {
             "parent": space["head"],
             "memory_tip": space["memory_tip"],
-            "turns_tip": stored_name(db, _tip(turns)),
+            "turns_tip": stored_name(db, rows.tip_of(turns)),
             "state": None if state is None else keep_body(db, rows.to_bytes(state)),
             "memories": _position(db, space["memory_tip"]) + 1,
             "turns": count,
@@ -274,8 +274,8 @@ def commit(
 
 def commit_id(name: str, columns: rows.Row) -> str:
     """Compute the id of a commit: a hash of the session's name and of the columns `COMMIT`."""
-    given = [without_prefix(columns[column]) if column in NAMES else columns[column] for column in COMMIT]
-    return ids.blob_id(json.dumps([name, *given], separators=(",", ":")).encode())
+    values = [without_prefix(columns[column]) if column in NAMES else columns[column] for column in COMMIT]
+    return ids.blob_id(json.dumps([name, *values], separators=(",", ":")).encode())
 
 
 def checkout(db: Database, name: str, commit: str, index_terms: IndexTerms, newest: str = "") -> None:
@@ -375,7 +375,7 @@ def save_session(
     Raises:
         StoreError: The stored state is not `after`; nothing was saved. A session that was never saved is accepted.
     """
-    tip = stored_name(db, _tip(turns))
+    tip = stored_name(db, rows.tip_of(turns))
     with archiving(db, name, "", turns) as session:
         _space(db, session)
         if session_state(db, name) not in (None, after):
@@ -472,18 +472,14 @@ def _index_newest(db: Database, session: int, memory: str, text: str, index_term
 
 
 def _position(db: Database, memory: str | None) -> int:
-    found = db.execute("SELECT position FROM memories WHERE id = ?", (memory,)).fetchone()
-    return -1 if found is None else found["position"]
+    row = db.execute("SELECT position FROM memories WHERE id = ?", (memory,)).fetchone()
+    return -1 if row is None else row["position"]
 
 
 def _parent(db: Database, memory: str) -> str | None:
-    found = db.execute("SELECT parent FROM memories WHERE id = ?", (memory,)).fetchone()
-    return None if found is None else found["parent"]
+    row = db.execute("SELECT parent FROM memories WHERE id = ?", (memory,)).fetchone()
+    return None if row is None else row["parent"]
 
 
 def _memory(row: Any) -> tuple[str, str, datetime]:
     return without_prefix(row["id"]), rows.to_text(rows.unpack(row["body"])), rows.parse_stamp(row["created_at"])
-
-
-def _tip(turns: Chain | None) -> str | None:
-    return turns.ids[-1] if turns is not None and turns.ids else None
