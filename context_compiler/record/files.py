@@ -175,17 +175,14 @@ class File:
                 with suppress(sqlite3.Error):
                     await self._disconnect(home)  # never reuse a connection that failed
                 raise
-            self._expect_idleness(home)
+            loop = asyncio.get_running_loop()
+            self._used = loop.time()
+            if self._idle_timer is None and not self._stays_open:  # one timer serves many uses
+                self._idle_timer = loop.call_later(IDLE_S, self._close_idle, home)
             return job.value
 
-    def _expect_idleness(self, home: Background) -> None:
-        """Close the file once nobody has used it for `IDLE_S`; one timer serves many uses."""
-        loop = asyncio.get_running_loop()
-        self._used = loop.time()
-        if self._idle_timer is None and not self._stays_open:
-            self._idle_timer = loop.call_later(IDLE_S, self._close_idle, home)
-
     def _close_idle(self, home: Background) -> None:
+        """Close the file once nobody has used it for `IDLE_S`."""
         if self._home is not home:
             return
         loop = asyncio.get_running_loop()

@@ -492,7 +492,10 @@ def _insert_view(db: Database, record: Record, session: int, entry: Entry) -> Re
     made = None if entry.compile is None else compile_row(db, entry.compile, session)
     summary = made if record.summary_id is None else record.summary_id
     for cycle in filter(None, (entry.cycle, entry.blocks)):
-        _save_cycle(db, cycle, session)
+        state = keep_body(db, rows.to_bytes(cycle.state))
+        key = (cycle.tip, cycle.config, session)
+        db.execute("DELETE FROM cycles WHERE raw_tip = ? AND config = ? AND session = ?", key)
+        insert(db, "cycles", (session, cycle.tip, cycle.config, state))
     if entry.raw is not None and entry.raw.ids:
         advance(db, session, stored_name(db, entry.raw.ids[-1]))
     if entry.tools is not None and record.request_hash is not None:
@@ -530,14 +533,6 @@ def compile_row(db: Database, compile: Compile, session: int) -> int:
         compile = with_null_reasons(replace(compile, cache_key=None), {"cache_key": why})
         row = rows.summary_row(compile, session, own)
     return insert(db, "context_summaries", row)
-
-
-def _save_cycle(db: Database, cycle: Cycle, session: int) -> None:
-    state = keep_body(db, rows.to_bytes(cycle.state))
-    db.execute(
-        "DELETE FROM cycles WHERE raw_tip = ? AND config = ? AND session = ?", (cycle.tip, cycle.config, session)
-    )
-    insert(db, "cycles", (session, cycle.tip, cycle.config, state))
 
 
 def keep_body(db: Database, body: bytes) -> str:

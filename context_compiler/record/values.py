@@ -71,8 +71,8 @@ _RANGE = re.compile(r"messages? (\d+)(?:-(\d+))?\Z")
 
 def positions_of(what: str) -> range:
     """Positions in the raw history from the text of a drop; empty if the text contains none."""
-    found = _RANGE.match(what)
-    return range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
+    match = _RANGE.match(what)
+    return range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
 
 
 def replay_session(number: object, session: str) -> str:
@@ -312,8 +312,8 @@ def recalled_tokens(record: Record) -> int:
 
 def _section_tokens(record: Record, section: str) -> int:
     sections = record.ledger.get("tokens")
-    given = cast("Mapping[str, object]", sections).get(section) if isinstance(sections, Mapping) else None
-    return given if isinstance(given, int) else 0
+    tokens = cast("Mapping[str, object]", sections).get(section) if isinstance(sections, Mapping) else None
+    return tokens if isinstance(tokens, int) else 0
 
 
 def message_tokens(record: Record, *, raw: bool) -> int:
@@ -450,15 +450,16 @@ LISTED = 200
 
 def by_reason(drops: Sequence[Drop]) -> list[dict[str, object]]:
     """Group drops by reason for the ledger, with their number, tokens and messages."""
-    lines: dict[str, dict[str, object]] = {}
+    lines: dict[str, dict[str, Any]] = {}
     for drop in drops:
         line = lines.setdefault(drop.reason, {"reason": drop.reason, "count": 0, "tokens": 0, "what": []})
-        line["count"] = cast(int, line["count"]) + 1
-        line["tokens"] = cast(int, line["tokens"]) + drop.tokens
-        named, places = cast(list[str], line["what"]), positions_of(drop.what)
-        before = positions_of(named[-1]) if named and places else range(0)
-        if before and before.stop == places.start:
-            named[-1] = f"messages {before.start}-{places[-1]}"
+        line["count"] += 1
+        line["tokens"] += drop.tokens
+        named: list[str] = line["what"]
+        positions = positions_of(drop.what)
+        before = positions_of(named[-1]) if named and positions else range(0)
+        if before and before.stop == positions.start:
+            named[-1] = f"messages {before.start}-{positions[-1]}"
         elif len(named) < LISTED:
             named.append(drop.what)
     return list(lines.values())
