@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from context_compiler.record import rows
 from context_compiler.record.conversations import CONVERSATIONS
@@ -242,15 +243,10 @@ def prune(db: Database, *, older_than_days: float | None = None, keep_last: int 
     age = None if older_than_days is None else rows.days_ago(older_than_days)
     is_recent = limited and (older_than_days is None or older_than_days < RETRY_AGE_DAYS)
 
-    def old_views() -> list[int]:
-        return _numbers(db, OLD_VIEWS, (owner, age, keep_last)) if keep_last else _numbers(db, AGED, (owner, age))
-
-    def old_cycles() -> list[int]:
-        return _numbers(db, OLD_CYCLES, (owner,))
-
-    def unused() -> list[int]:
-        return _numbers(db, UNUSED_SUMMARIES, (owner,))
-
+    query, arguments = (OLD_VIEWS, (owner, age, keep_last)) if keep_last else (AGED, (owner, age))
+    old_views = partial(_numbers, db, query, arguments)
+    old_cycles = partial(_numbers, db, OLD_CYCLES, (owner,))
+    unused = partial(_numbers, db, UNUSED_SUMMARIES, (owner,))
     with db.snapshot():
         if limited and not is_recent and not (old_views() or old_cycles() or unused()):
             return 0

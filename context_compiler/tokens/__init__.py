@@ -303,13 +303,7 @@ def _cached_encoder() -> Callable[[str], Sequence[int]] | None:
 
 
 def _load_encoder(_: None) -> Callable[[str], Sequence[int]]:
-    """Build the o200k encoding (about 0.3 s), without special tokens.
-
-    Raises:
-        OSError: The file with the ranks is missing.
-        lzma.LZMAError: The file is damaged.
-        ValueError: The file contains something else.
-    """
+    """Build the o200k encoding (about 0.3 s), without special tokens."""
     tiktoken = importlib.import_module("tiktoken")
     ranks = unpack_ranks(files("context_compiler").joinpath("data/o200k.xz").read_bytes())
     encoding = tiktoken.Encoding("o200k", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens={})
