@@ -347,12 +347,9 @@ class PostgresDatabase:
 
     def clean_indexes(self, gone: Sequence[str] | None = None) -> None:
         """Remove search-index entries whose messages (all, or those with these names) or memories no longer exist."""
-        removed = (
-            "SELECT node FROM messages_fts EXCEPT SELECT id FROM nodes"
-            if gone is None
-            else "SELECT value FROM json_each(?)"
-        )
-        parameters = () if gone is None else (json.dumps(gone),)
+        removed, parameters = "SELECT node FROM messages_fts EXCEPT SELECT id FROM nodes", ()
+        if gone is not None:
+            removed, parameters = "SELECT value FROM json_each(?)", (json.dumps(gone),)
         self.execute(f"DELETE FROM messages_fts WHERE node IN ({removed})", parameters)
         removed = "SELECT id FROM memories_fts EXCEPT SELECT id FROM live_memories"
         self.execute(f"DELETE FROM memories_fts WHERE id IN ({removed})")

@@ -172,16 +172,13 @@ def owners(db: Database) -> list[OwnerInfo]:
 
 def transcript(db: Database, session_id: str, vault_name: str | None = None) -> list[bytes]:
     """Message bodies of a conversation's newest raw history; without `vault_name`, of the most recently used vault."""
+    vault = None if vault_name is None else rows.escape_surrogates(vault_name)
     with db.snapshot():
         row = db.execute(
             "SELECT s.id, s.raw_tip FROM sessions s LEFT JOIN views v ON v.session = s.id"
             " WHERE s.session_id = ?1 AND s.vault_name = ifnull(?2, s.vault_name) AND s.raw_tip NOT NULL"
             f" AND {OWNED.format(3)} GROUP BY s.id ORDER BY max(v.id) DESC NULLS LAST LIMIT 1",
-            (
-                rows.escape_surrogates(session_id),
-                None if vault_name is None else rows.escape_surrogates(vault_name),
-                db.owner,
-            ),
+            (rows.escape_surrogates(session_id), vault, db.owner),
         ).fetchone()
         return [] if row is None else read_chain(db, row["raw_tip"], row["id"])
 

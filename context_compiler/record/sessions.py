@@ -147,11 +147,8 @@ def announce_compile(
     Returns None if the conversation is not on the record.
     """
     now = datetime.now(UTC)
-    call = (
-        rows.escape_surrogates(model),
-        rows.stamp(now),
-        rows.stamp(now + timedelta(seconds=min(seconds, MAX_CALL_S))),
-    )
+    until = now + timedelta(seconds=min(seconds, MAX_CALL_S))
+    call = (rows.escape_surrogates(model), rows.stamp(now), rows.stamp(until))
     with db.transaction():
         session = db.execute(f"SELECT id FROM sessions WHERE {KEY}", session_key(db, session_id, vault_name)).fetchone()
         if session is not None:
