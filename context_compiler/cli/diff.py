@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from difflib import unified_diff
@@ -10,13 +9,14 @@ from typing import Annotated
 
 import typer
 
-from context_compiler.cli.options import DB, Db, Json, Owner, Place, ViewId, example, group
-from context_compiler.cli.records import find_view, open_record, recorded_messages
+from context_compiler.cli.options import DB, Db, Json, Owner, ViewId, example, group
+from context_compiler.cli.records import find_view, recorded_messages, with_record
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.show import body, read_recorded
 from context_compiler.cli.text import json_text, number, plural, share
 from context_compiler.messages.display import role
 from context_compiler.messages.history import History
+from context_compiler.record.store import SQLStore
 
 app = group("Compare recorded requests.")
 
@@ -45,7 +45,7 @@ def diff(
     json: Json = False,
 ) -> None:
     """Compare two views: show their common beginning and a diff."""
-    first, second = asyncio.run(_load_two(db, owner, view, other))
+    first, second = with_record(lambda store: _load_two(store, view, other), db, owner)
     compared = compare(first, second, names=(f"view {view}", f"view {other}"))
     screen = Screen()
     if json:
@@ -54,10 +54,9 @@ def diff(
         print_comparison(screen, compared)
 
 
-async def _load_two(db: Place, owner: str | None, view: int, other: int) -> tuple[History, History]:
-    async with open_record(db, owner) as store:
-        records = [await find_view(store, number) for number in (view, other)]
-        first, second = [await recorded_messages(store, record, raw=False) for record in records]
+async def _load_two(store: SQLStore, view: int, other: int) -> tuple[History, History]:
+    records = [await find_view(store, number) for number in (view, other)]
+    first, second = [await recorded_messages(store, record, raw=False) for record in records]
     return read_recorded(first), read_recorded(second)
 
 

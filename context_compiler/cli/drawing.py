@@ -109,17 +109,13 @@ def _draw_panel(panel: Panel, axes: Any, names: Sequence[str]) -> None:
     if panel.log_y:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(ticker.FuncFormatter(_tick))
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(_short))
         axes.yaxis.set_minor_locator(ticker.NullLocator())
     if panel.ticks:
         axes.set_xticks(panel.ticks, [_short(tick) for tick in panel.ticks])
         axes.xaxis.set_minor_locator(ticker.NullLocator())
 
 
-def _tick(value: float, place: int) -> str:
-    return _short(value)
-
-
-def _short(value: float) -> str:
-    """Format a number with k for thousands."""
+def _short(value: float, _: object = None) -> str:
+    """Format a number with k for thousands; matplotlib passes its position too."""
     return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"

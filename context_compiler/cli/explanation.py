@@ -98,6 +98,6 @@ def dropped_rows(drops: Sequence[Drop], raw: History) -> Rows:
 
 def _first_words(what: str, raw: History) -> str:
     """Excerpt of the first message that a drop names; empty if it names none."""
-    found = re.match(r"messages? (\d+)", what)
-    position = int(found[1]) if found else len(raw)
+    match = re.match(r"messages? (\d+)", what)
+    position = int(match[1]) if match else len(raw)
     return excerpt(raw.readings[position], EXCERPT) if position < len(raw) else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +13,7 @@ import typer
 
 from context_compiler.cli.deferred import load_remedy
 from context_compiler.cli.options import DB, SYSTEM, Db, Json, Owner, Place, System, Vault, ViewId, example, group
-from context_compiler.cli.records import find_session, find_view, list_command, open_record, recorded_messages
+from context_compiler.cli.records import find_session, find_view, list_command, recorded_messages, with_record
 from context_compiler.cli.screen import Column, Screen, progress_bar
 from context_compiler.cli.show import excerpt, read_recorded
 from context_compiler.cli.text import first_word, json_text, number, one_line, plural
@@ -111,7 +110,7 @@ def why(
     json: Json = False,
 ) -> None:
     """Show in which form a message or words are in a request, or why not, and what would have kept them."""
-    answer = asyncio.run(_load_why(db, owner, view, message, vault=vault, system=system))
+    answer = with_record(lambda store: _load_why(store, view, message, vault=vault, system=system), db, owner)
     screen = Screen()
     if json:
         session = answer.record.session_id
@@ -146,19 +145,17 @@ def find(
         )
     if not text.strip():
         raise SettingsError("TEXT is empty: give words, a number, or a path")
-    pages = asyncio.run(_load_facts(db, owner, sessions[0] if sessions else None, text))
+    pages = with_record(lambda store: _load_facts(store, sessions[0] if sessions else None, text), db, owner)
     if json:
-        found = [_plain_fact(name, page) for name, page in pages]
-        Screen().raw(json_text({"db": str(db), **(found[0] if sessions else {"sessions": found})}))
+        facts = [_plain_fact(name, page) for name, page in pages]
+        Screen().raw(json_text({"db": str(db), **(facts[0] if sessions else {"sessions": facts})}))
     else:
         _print_facts(Screen(), pages, text, db)
     if not any(page.had or page.mentioned for _, page in pages):
         raise typer.Exit(1)
 
 
-async def _load_why(
-    db: Place, owner: str | None, view: int, message: str | None, *, vault: Path | None, system: Path
-) -> Why:
+async def _load_why(store: SQLStore, view: int, message: str | None, *, vault: Path | None, system: Path) -> Why:
     """Load the fate of the named messages, or of all if None, in a request; none if no message contains the words.
 
     Templates in `vault` and `system` are used to find what would have kept a message.
@@ -167,36 +164,35 @@ async def _load_why(
         SettingsError: the raw history of the request has no message of this number.
         StoreError: there is no such view, or it was recorded without content.
     """
-    async with open_record(db, owner) as store:
-        record = await find_view(store, view)
-        bodies = await recorded_messages(store, record, raw=True)
-        raw = read_recorded(bodies)
-        await recorded_messages(store, record, raw=False)
-        wanted = _find_messages(raw, message)
-        tracer = Tracer(store.scoped(record.owner))
-        named = message is not None and len(wanted) <= LISTED
-        fates = await tracer.read(partial(_find_fates, tracer=tracer, view=view, raw=raw, wanted=wanted, named=named))
-        row, _ = await tracer.read(partial(request_of, number=view))
-        stretch, words = None, ""
-        if message is not None and not REFERENCE.fullmatch(message.strip()):
-            page = await _fact_page(store.scoped(record.owner), record.session_id, record.vault_name, message)
-            stretch = next((some for some in page.stretches if some.first <= view <= some.last), None)
-            words = message
-        numbers = {number for fate in fates for number in (fate.fate.request, fate.last_words)}
-        numbers |= {stretch.request if stretch else None}
-        cuts = await tracer.read(partial(cuts_of, numbers=numbers))
-        there = stretch is not None and stretch.forms
-        lost = next((fate.index for fate in fates if fate.verdict != VERBATIM), None) if message and not there else None
-        remedy = None
-        if lost is not None:
-            with progress_bar("trying other budgets"):
-                remedy = await load_remedy().find(bodies, row, record, lost, words, vault=vault, system=system)
-            remedy = replace(remedy, pinned=await tracer.read(partial(_is_pinned, tracer=tracer, row=row, at=lost)))
+    record = await find_view(store, view)
+    bodies = await recorded_messages(store, record, raw=True)
+    raw = read_recorded(bodies)
+    await recorded_messages(store, record, raw=False)
+    wanted = _find_messages(raw, message)
+    tracer = Tracer(store.scoped(record.owner))
+    named = message is not None and len(wanted) <= LISTED
+    fates = await tracer.read(partial(_find_fates, tracer=tracer, view=view, raw=raw, wanted=wanted, named=named))
+    row, _ = await tracer.read(partial(request_of, number=view))
+    stretch, words = None, ""
+    if message is not None and not REFERENCE.fullmatch(message.strip()):
+        page = await _fact_page(store.scoped(record.owner), record.session_id, record.vault_name, message)
+        stretch = next((some for some in page.stretches if some.first <= view <= some.last), None)
+        words = message
+    numbers = {number for fate in fates for number in (fate.fate.request, fate.last_words)}
+    numbers |= {stretch.request if stretch else None}
+    cuts = await tracer.read(partial(cuts_of, numbers=numbers))
+    there = stretch is not None and stretch.forms
+    lost = next((fate.index for fate in fates if fate.verdict != VERBATIM), None) if message and not there else None
+    remedy = None
+    if lost is not None:
+        with progress_bar("trying other budgets"):
+            remedy = await load_remedy().find(bodies, row, record, lost, words, vault=vault, system=system)
+        remedy = replace(remedy, pinned=await tracer.read(partial(_is_pinned, tracer=tracer, row=row, position=lost)))
     return Why(record=record, messages=tuple(fates), words=stretch, cuts=cuts, remedy=remedy)
 
 
-def _is_pinned(db: Database, tracer: Tracer, row: RequestRow, at: int) -> bool:
-    return bool(pinned_positions(db, row.session, tracer.chain(db, row.raw_tip, row.session), [at]))
+def _is_pinned(db: Database, tracer: Tracer, row: RequestRow, position: int) -> bool:
+    return bool(pinned_positions(db, row.session, tracer.chain(db, row.raw_tip, row.session), [position]))
 
 
 def _find_messages(raw: History, message: str | None) -> Sequence[int]:
@@ -250,7 +246,7 @@ def _find_fates(
     return fates
 
 
-async def _load_facts(db: Place, owner: str | None, session: str | None, text: str) -> list[tuple[str, FactPage]]:
+async def _load_facts(every: SQLStore, session: str | None, text: str) -> list[tuple[str, FactPage]]:
     """Load the fate of a fact in a session, by its full name.
 
     Without `session`: in at most `SESSIONS` sessions that contain the fact, or else come nearest to it.
@@ -258,14 +254,13 @@ async def _load_facts(db: Place, owner: str | None, session: str | None, text: s
     Raises:
         StoreError: there is no such session.
     """
-    async with open_record(db, owner) as every:
-        if session is not None:
-            info = (await find_session(every, session))[0]
-            page = await _fact_page(every.scoped(info.owner), info.session_id, info.vault_name, text)
-            return [(info.session_id, page)]
-        search = FactSearch(Tracer(every))
-        numbers = sorted((await search.sessions(text)).numbers, reverse=True)[:SESSIONS]
-        pages = [await search.session(number, text) for number in numbers]
+    if session is not None:
+        info = (await find_session(every, session))[0]
+        page = await _fact_page(every.scoped(info.owner), info.session_id, info.vault_name, text)
+        return [(info.session_id, page)]
+    search = FactSearch(Tracer(every))
+    numbers = sorted((await search.sessions(text)).numbers, reverse=True)[:SESSIONS]
+    pages = [await search.session(number, text) for number in numbers]
     return [(page.session.session_id, page) for page in pages]
 
 

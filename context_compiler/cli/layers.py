@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Annotated, Any, cast
 
 import typer
 
-from context_compiler.cli.options import DB, SYSTEM, Db, Group, Json, Owner, Place, System, Vault, example, group
-from context_compiler.cli.records import find_session, open_record
+from context_compiler.cli.options import DB, SYSTEM, Db, Group, Json, Owner, System, Vault, example, group
+from context_compiler.cli.records import find_session, with_record
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, number
 from context_compiler.errors import SettingsError
 from context_compiler.layers.context import NEEDS, build_context, layer_prompt, layer_texts, node_template
 from context_compiler.layers.session import Layers
 from context_compiler.layers.turn import TurnState, turn_number
+from context_compiler.record.store import SQLStore
 from context_compiler.template import Template, TemplateLibrary
 from context_compiler.tokens import TokenCounter
 
@@ -44,7 +44,7 @@ def show_(
 ) -> None:
     """Show the prompt block that a node would get now, with the tokens of each section."""
     role = parse_role(role)
-    layers, owner = asyncio.run(_state(db, owner, session, vault_name))
+    layers, owner = with_record(lambda store: _state(store, session, vault_name), db, owner)
     template = node_template(role, TemplateLibrary(vault=vault, system=system, owner=owner))
     state = cast("Mapping[str, Any]", layers)
     texts = {name: text for name, text in layer_texts(role, state).items() if text}
@@ -75,11 +75,10 @@ def parse_role(text: str) -> str:
     return text
 
 
-async def _state(db: Place, owner: str | None, session: str, vault_name: str) -> tuple[TurnState, str]:
-    async with open_record(db, owner) as store:
-        (known, *_) = await find_session(store, session)
-        layers = Layers(store.scoped(known.owner), vault_name=vault_name)
-        return await layers.state(known.session_id), known.owner
+async def _state(store: SQLStore, session: str, vault_name: str) -> tuple[TurnState, str]:
+    info = (await find_session(store, session))[0]
+    layers = Layers(store.scoped(info.owner), vault_name=vault_name)
+    return await layers.state(info.session_id), info.owner
 
 
 def _section_rows(texts: Mapping[str, str], template: Template) -> list[tuple[object, ...]]:

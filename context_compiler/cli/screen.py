@@ -62,7 +62,7 @@ class Screen:
         if self.rich:
             self.console.print(styled_text(*pieces))
         else:
-            self._plain(styled_text(*pieces).plain)
+            self.raw(styled_text(*pieces).plain)
 
     def heading(self, text: str) -> None:
         """Print an empty line and a heading."""
@@ -80,7 +80,7 @@ class Screen:
             return
         width = max((cell_len(name) for name, _ in shown), default=0)
         for name, value in shown:
-            self._plain(f"  {safe(name).ljust(width)}  {value}".rstrip())
+            self.raw(f"  {safe(name).ljust(width)}  {value}".rstrip())
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
         """Print a table."""
@@ -101,7 +101,7 @@ class Screen:
             return
         for row in [[column.name for column in columns], *cells]:
             padded = [_pad(cell, width, column.right) for cell, width, column in zip(row, widths, columns, strict=True)]
-            self._plain("  ".join(padded).rstrip())
+            self.raw("  ".join(padded).rstrip())
 
     def block(self, title: Sequence[Piece], text: str | Text, *, style: str = "", lines: int = 0) -> None:
         """Print a string under a title: its first `lines`, or all of it if that is 0."""
@@ -112,9 +112,9 @@ class Screen:
             )
             self.console.print(panel)
             return
-        self._plain(styled_text(*title).plain)
+        self.raw(styled_text(*title).plain)
         for line in body.plain.splitlines():
-            self._plain(f"    {line}".rstrip())
+            self.raw(f"    {line}".rstrip())
 
     def bars(self, whole: float, rows: Sequence[tuple[str, float, str, Sequence[Piece]]]) -> None:
         """Print a bar chart in which `whole` is a full bar; a row is a name, a value, a style and a label."""
@@ -132,14 +132,11 @@ class Screen:
             self.console.print(Padding(styled_text((text, style)), (0, 0, 0, 2)))
             return
         for line in safe(text).splitlines():
-            self._plain(f"  {line}".rstrip())
+            self.raw(f"  {line}".rstrip())
 
     def raw(self, text: str) -> None:
         """Print a string that is already safe and must not be wrapped: JSON, markdown, a template."""
-        self._plain(text)
-
-    def _plain(self, line: str) -> None:
-        sys.stdout.write(line + "\n")
+        sys.stdout.write(text + "\n")
 
 
 def _pad(cell: str, width: int, right: bool) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +25,7 @@ from context_compiler.cli.options import (
     example,
     group,
 )
-from context_compiler.cli.records import find_session, open_record, with_record
+from context_compiler.cli.records import find_session, with_record
 from context_compiler.cli.screen import Screen, confirm, print_note, print_result
 from context_compiler.cli.steering import print_outcome, print_pins, print_rules
 from context_compiler.cli.text import json_text, number, one_line, plural
@@ -57,7 +56,7 @@ def delete(
     json: Json = False,
 ) -> None:
     """Delete a conversation from the record; the transcript of a chat stays, and its path is printed."""
-    infos, messages = asyncio.run(_load_size(db, owner, session))
+    infos, messages = with_record(lambda store: _load_size(store, session), db, owner)
     if not yes:
         requests = plural(sum(info.requests for info in infos), "request")
         content = f"{requests} and {'damaged messages' if messages is None else plural(messages, 'message')}"
@@ -118,36 +117,30 @@ def undo(session: SessionId, db: Db = DB, owner: Owner = None, json: Json = Fals
 @app.command("pin", epilog=example("sessions pin demo 'turn 3'"))
 def pin(session: SessionId, message: Message, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
     """Keep a message in every view of a conversation, word for word."""
-    one = _steer(db, owner, session, lambda compiler, name: compiler.pin(name, message))
-    report = f"turn {one.turn} stays in every view, {number(one.tokens)} tokens: {one_line(one.text)}"
-    print_result(one.to_data(), report, json=json)
+    pinned = _steer(db, owner, session, lambda compiler, name: compiler.pin(name, message))
+    report = f"turn {pinned.turn} stays in every view, {number(pinned.tokens)} tokens: {one_line(pinned.text)}"
+    print_result(pinned.to_data(), report, json=json)
 
 
 @app.command("unpin", epilog=example("sessions unpin demo 'turn 3'"))
 def unpin(session: SessionId, message: Message, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
     """Unpin a message: from the next compile on, views may leave it out again."""
-    one = _steer(db, owner, session, lambda compiler, name: compiler.unpin(name, message))
-    print_result(one.to_data(), f"turn {one.turn} is no longer pinned: {one_line(one.text)}", json=json)
+    unpinned = _steer(db, owner, session, lambda compiler, name: compiler.unpin(name, message))
+    print_result(unpinned.to_data(), f"turn {unpinned.turn} is no longer pinned: {one_line(unpinned.text)}", json=json)
 
 
 @app.command("pins", epilog=example("sessions pins demo"))
 def pins(session: SessionId, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
     """List the pinned messages of a conversation."""
     pinned = _steer(db, owner, session, lambda compiler, name: compiler.pins(name), writing=False)
-    if json:
-        Screen().raw(json_text({"db": str(db), "session": session, "pins": [pin.to_data() for pin in pinned]}))
-    else:
-        print_pins(Screen(), pinned)
+    print_pins(pinned, json=json, db=str(db), session=session)
 
 
 @app.command("rules", epilog=example("sessions rules demo"))
 def rules(session: SessionId, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
     """List the rules of the user that every request of a conversation contains."""
     standing = _steer(db, owner, session, lambda compiler, name: compiler.standing_rules(name), writing=False)
-    if json:
-        Screen().raw(json_text({"db": str(db), "session": session, "rules": [asdict(rule) for rule in standing]}))
-    else:
-        print_rules(Screen(), standing)
+    print_rules(standing, json=json, db=str(db), session=session)
 
 
 @app.command("dismiss", epilog=example("sessions dismiss demo 'never deploy'"))
@@ -202,11 +195,10 @@ def _find_transcripts(session: str, owner: str, db: Place, vault: Path | None, s
     return list({path.resolve(): path for path in paths if path.is_file()}.values())
 
 
-async def _load_size(db: Place, owner: str | None, session: str) -> tuple[list[SessionInfo], int | None]:
+async def _load_size(every: SQLStore, session: str) -> tuple[list[SessionInfo], int | None]:
     """Find a session, and count its messages; None if they are too damaged to be read."""
-    async with open_record(db, owner) as every:
-        infos = await find_session(every, session)
-        try:
-            return infos, len(await every.scoped(infos[0].owner).transcript(infos[0].session_id))
-        except StoreError:
-            return infos, None
+    infos = await find_session(every, session)
+    try:
+        return infos, len(await every.scoped(infos[0].owner).transcript(infos[0].session_id))
+    except StoreError:
+        return infos, None

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json as json_
 from typing import Annotated
 
 import typer
 
 from context_compiler.cli.deferred import load
-from context_compiler.cli.options import DB, Db, Json, Owner, Place, SessionId, example, group
-from context_compiler.cli.records import find_session, open_record
+from context_compiler.cli.options import DB, Db, Json, Owner, SessionId, example, group
+from context_compiler.cli.records import find_session, with_record
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import json_text, number, sent_share, timestamp
 from context_compiler.cli.views import view_table
+from context_compiler.record.store import SQLStore
 from context_compiler.record.values import Compile, Record, SessionInfo
 
 app = group("Show recorded conversations.")
@@ -28,7 +28,7 @@ def show_(
     json: Json = False,
 ) -> None:
     """Show one conversation: its requests and its raw history."""
-    infos, records, compiles, bodies = asyncio.run(_load_session(db, owner, session))
+    infos, records, compiles, bodies = with_record(lambda store: _load_session(store, session), db, owner)
     screen = Screen()
     if json:
         messages = [json_.loads(body) for body in bodies]
@@ -43,13 +43,11 @@ def show_(
 
 
 async def _load_session(
-    db: Place, owner: str | None, session: str
+    every: SQLStore, session: str
 ) -> tuple[list[SessionInfo], list[Record], list[Compile], list[bytes]]:
-    async with open_record(db, owner) as every:
-        infos = await find_session(every, session)
-        name, store = infos[0].session_id, every.scoped(infos[0].owner)
-        records = await store.views(name)
-        return infos, records, await store.summaries(name), await store.transcript(name)
+    infos = await find_session(every, session)
+    name, store = infos[0].session_id, every.scoped(infos[0].owner)
+    return infos, await store.views(name), await store.summaries(name), await store.transcript(name)
 
 
 def _print_facts(screen: Screen, info: SessionInfo) -> None:

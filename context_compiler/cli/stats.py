@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,13 +11,14 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from context_compiler.cli.options import DB, Db, Json, Owner, Place, example, group
-from context_compiler.cli.records import find_session, open_record
+from context_compiler.cli.options import DB, Db, Json, Owner, example, group
+from context_compiler.cli.records import find_session, with_record
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, number, plural, share
 from context_compiler.record import rows, sessions
 from context_compiler.record.costs import Costs, add_costs, sizes_of
 from context_compiler.record.rows import Row
+from context_compiler.record.store import SQLStore
 from context_compiler.record.totals import Sums, sums_of
 from context_compiler.tokens.prices import dollars
 
@@ -157,7 +157,7 @@ def stats(
     json: Json = False,
 ) -> None:
     """Show tokens saved, the tokens of recall blocks, fallbacks and latencies."""
-    totals, total, lost = asyncio.run(_load_totals(db, owner, session))
+    totals, total, lost = with_record(lambda store: _load_totals(store, session), db, owner)
     screen = Screen()
     if json:
         screen.raw(json_text({"db": str(db), "sessions": totals, "total": total, "lost": lost}))
@@ -181,12 +181,11 @@ def stats(
         screen.line((f"{what} {counted} not counted: nothing was sent", "dim"))
 
 
-async def _load_totals(db: Place, owner: str | None, session: str | None) -> tuple[list[Totals], Totals, int]:
-    async with open_record(db, owner) as store:
-        name = (await find_session(store, session))[0].session_id if session else None
-        sums = await store.perform(partial(sums_of, session_id=name, sizes_of=sizes_of))
-        score_rows = await store.perform(partial(sessions.scores, name=name))
-        lost = await store.perform(rows.lost)
+async def _load_totals(store: SQLStore, session: str | None) -> tuple[list[Totals], Totals, int]:
+    name = (await find_session(store, session))[0].session_id if session else None
+    sums = await store.perform(partial(sums_of, session_id=name, sizes_of=sizes_of))
+    score_rows = await store.perform(partial(sessions.scores, name=name))
+    lost = await store.perform(rows.lost)
     scores = group_by(score_rows, itemgetter("session_id"))
     totals = [add_up(name, of_name, scores.get(name, ())) for name, of_name in _by_name(sums).items()]
     return totals, add_up(None, sums), lost

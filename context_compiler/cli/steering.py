@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from context_compiler.cli.screen import Column, Screen
+from context_compiler.cli.screen import Column, Screen, print_list
 from context_compiler.cli.text import number, one_line, plural
 from context_compiler.compiler.steering import Pin
 from context_compiler.messages.rules import Rule
@@ -16,8 +16,6 @@ from context_compiler.tokens.prices import dollars
 PINS = (Column("turn", right=True), Column("role"), Column("tokens", right=True), Column("begins", elastic=True))
 
 RULES = (Column("from"), Column("rule"))
-NO_RULES = "no rule was found"
-NO_PINS = "nothing is pinned"
 
 PLACES = 6
 """Maximum ranges of messages that are named on a terminal."""
@@ -78,18 +76,13 @@ def _places(drops: Sequence[Drop]) -> list[str]:
     return [*runs, *dict.fromkeys(drop.what for drop in drops if not positions_of(drop.what))]
 
 
-def print_rules(screen: Screen, rules: Sequence[Rule]) -> None:
-    """Print the rules of a conversation."""
-    if not rules:
-        screen.line(NO_RULES)
-        return
+def print_rules(rules: Sequence[Rule], *, json: bool = False, **facts: object) -> None:
+    """Print the rules of a conversation, or a JSON document of `facts` and them."""
     rows = [("rules=" if rule.position < 0 else f"m{rule.position}", one_line(rule.text)) for rule in rules]
-    screen.table(RULES, rows)
+    print_list({**facts, "rules": rules}, RULES, rows, json=json, empty="no rule was found")
 
 
-def print_pins(screen: Screen, pins: Sequence[Pin]) -> None:
-    """Print the pinned messages."""
-    if not pins:
-        screen.line(NO_PINS)
-        return
-    screen.table(PINS, [(pin.turn, pin.role, number(pin.tokens), one_line(pin.text)) for pin in pins])
+def print_pins(pins: Sequence[Pin], *, json: bool = False, **facts: object) -> None:
+    """Print the pinned messages, or a JSON document of `facts` and them."""
+    rows = [(pin.turn, pin.role, number(pin.tokens), one_line(pin.text)) for pin in pins]
+    print_list({**facts, "pins": pins}, PINS, rows, json=json, empty="nothing is pinned")

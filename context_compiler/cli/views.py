@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json as json_
 from collections.abc import Sequence
 from typing import Annotated
@@ -11,9 +10,10 @@ import typer
 
 from context_compiler.cli.deferred import Views, load_view_text
 from context_compiler.cli.options import DB, Db, Json, Owner, Place, ViewId, example, group
-from context_compiler.cli.records import find_session, find_view, open_record, recorded_messages
+from context_compiler.cli.records import find_session, find_view, recorded_messages, with_record
 from context_compiler.cli.screen import Column, Screen, print_list
 from context_compiler.cli.text import first_word, json_text, number, sent_share, timestamp
+from context_compiler.record.store import SQLStore
 from context_compiler.record.totals import IMPORTED
 from context_compiler.record.values import Record, Tool
 
@@ -47,11 +47,11 @@ STATUSES = {
 """Explanations of statuses, by first word."""
 
 
-def view_table(found: Sequence[Record]) -> tuple[Sequence[Column], list[Sequence[object]]]:
+def view_table(records: Sequence[Record]) -> tuple[Sequence[Column], list[Sequence[object]]]:
     """Columns and rows of a table of requests; it names the vaults, such as the nodes of layers, if there are any."""
-    vaults = any(record.vault_name for record in found)
+    vaults = any(record.vault_name for record in records)
     columns = (*VIEWS[:2], Column("vault"), *VIEWS[2:]) if vaults else VIEWS
-    return columns, [_record_row(record, vaults=vaults) for record in found]
+    return columns, [_record_row(record, vaults=vaults) for record in records]
 
 
 def _record_row(record: Record, *, vaults: bool) -> tuple[object, ...]:
@@ -81,7 +81,7 @@ def list_(
     json: Json = False,
 ) -> None:
     """List recorded requests, newest first."""
-    records = asyncio.run(_load_views(db, owner, session, limit))
+    records = with_record(lambda store: _load_views(store, session, limit), db, owner)
     empty = f"{db} contains no views yet; create one with `context-compiler compile --db`"
     print_list({"db": str(db), "views": records}, *view_table(records), json=json, empty=empty)
     screen = Screen()
@@ -90,11 +90,10 @@ def list_(
             screen.line((f"{status}: {STATUSES.get(status, '')}", "dim"))
 
 
-async def _load_views(db: Place, owner: str | None, session: str | None, limit: int) -> list[Record]:
-    async with open_record(db, owner) as store:
-        if session is not None:
-            session = (await find_session(store, session))[0].session_id
-        return await store.views(session, limit=limit)
+async def _load_views(store: SQLStore, session: str | None, limit: int) -> list[Record]:
+    if session is not None:
+        session = (await find_session(store, session))[0].session_id
+    return await store.views(session, limit=limit)
 
 
 @app.command("show", epilog=example("views show 3"))
@@ -115,7 +114,7 @@ def show_(
     if tools:
         _show_tools(db, owner, view, json=json)
         return
-    record, bodies = asyncio.run(_load_view(db, owner, view, raw=raw))
+    record, bodies = with_record(lambda store: _load_view(store, view, raw=raw), db, owner)
     screen = Screen()
     if json:
         screen.raw(json_text({"view": record, "raw": raw, "messages": [json_.loads(body) for body in bodies]}))
@@ -124,7 +123,7 @@ def show_(
 
 
 def _show_tools(db: Place, owner: str | None, view: int, *, json: bool) -> None:
-    record, tools = asyncio.run(_load_tools(db, owner, view))
+    record, tools = with_record(lambda store: _load_tools(store, view), db, owner)
     screen = Screen()
     if json:
         screen.raw(json_text({"view": record.id, "tools": tools}))
@@ -134,13 +133,11 @@ def _show_tools(db: Place, owner: str | None, view: int, *, json: bool) -> None:
         load_view_text().print_tools(screen, tools)
 
 
-async def _load_tools(db: Place, owner: str | None, number: int) -> tuple[Record, tuple[Tool, ...] | None]:
-    async with open_record(db, owner) as store:
-        record = await find_view(store, number)
-        return record, await store.scoped(record.owner).tools(number)
+async def _load_tools(store: SQLStore, number: int) -> tuple[Record, tuple[Tool, ...] | None]:
+    record = await find_view(store, number)
+    return record, await store.scoped(record.owner).tools(number)
 
 
-async def _load_view(db: Place, owner: str | None, number: int, *, raw: bool) -> tuple[Record, list[bytes]]:
-    async with open_record(db, owner) as store:
-        record = await find_view(store, number)
-        return record, await recorded_messages(store, record, raw=raw)
+async def _load_view(store: SQLStore, number: int, *, raw: bool) -> tuple[Record, list[bytes]]:
+    record = await find_view(store, number)
+    return record, await recorded_messages(store, record, raw=raw)

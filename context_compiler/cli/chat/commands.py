@@ -209,10 +209,10 @@ class Commands:
         self._screen.line(f"turn {pin.turn} is no longer pinned, from the next compile on: {one_line(pin.text)}")
 
     async def _pins(self, rest: str) -> None:
-        print_pins(self._screen, await self._chat.pins())
+        print_pins(await self._chat.pins())
 
     async def _rules(self, rest: str) -> None:
-        print_rules(self._screen, await self._chat.rules())
+        print_rules(await self._chat.rules())
 
     async def _dismiss(self, rest: str) -> None:
         if not rest:
