@@ -77,7 +77,7 @@ class FileReport:
 
     def count(self, severity: Severity) -> int:
         """Number of findings of a severity."""
-        return sum(one.severity is severity for one in self.findings)
+        return sum(finding.severity is severity for finding in self.findings)
 
 
 @app.command("check", epilog=example("pipeline check plan.dot"))
@@ -88,16 +88,19 @@ def check(
     json: Json = False,
 ) -> None:
     """Check graphs against every rule; exit code 1 if any has errors."""
-    rule = partial(template_known, TemplateLibrary(vault=vault, system=system))
-    print_reports([check_file(file, read_graph, rule) for file in files], json=json)
+    check_files(files, read_graph, vault, system, json=json)
 
 
-def print_reports(reports: Sequence[FileReport], *, json: bool) -> None:
-    """Print the findings of all files.
+def check_files(
+    files: Sequence[Path], read: Callable[[Path], Graph], vault: Path | None, system: Path, *, json: bool
+) -> None:
+    """Check files against every rule, and print the findings.
 
     Raises:
         Exit: a file has errors.
     """
+    rule = partial(template_known, TemplateLibrary(vault=vault, system=system))
+    reports = [_check_file(file, read, rule) for file in files]
     failed = any(report.count(Severity.ERROR) for report in reports)
     screen = Screen()
     if json:
@@ -212,8 +215,8 @@ def read_graph(file: Path) -> Graph:
         raise SettingsError(f"{file}: cannot be read: {error.strerror}") from error
 
 
-def check_file(file: Path, read: Callable[[Path], Graph], *rules: Rule) -> FileReport:
-    """Check one file against every built-in rule and against `rules`."""
+def _check_file(file: Path, read: Callable[[Path], Graph], rule: Rule) -> FileReport:
+    """Check one file against every built-in rule and against `rule`."""
     try:
         graph = read(file)
     except GraphError as error:
@@ -221,7 +224,7 @@ def check_file(file: Path, read: Callable[[Path], Graph], *rules: Rule) -> FileR
             rule="syntax", severity=Severity.ERROR, message=error.message, line=error.line, column=error.column
         )
         return FileReport(path=str(file), findings=(finding,), snippet=error.snippet)
-    findings = sorted(validate(graph, rules), key=lambda finding: (finding.line or 0, finding.column or 0))
+    findings = sorted(validate(graph, [rule]), key=lambda finding: (finding.line or 0, finding.column or 0))
     return FileReport(
         path=str(file), name=graph.name, stages=len(graph.nodes), edges=len(graph.edges), findings=tuple(findings)
     )
@@ -301,15 +304,17 @@ def list_runs(runs: Runs = RUNS, owner: Owner = None, json: Json = False) -> Non
     every = with_runs(runs, lambda store: store.runs()) if has_runs(runs) else []
     infos = [info for info in every if owner in (None, info.owner)]
     rows = [
-        (info.run_id, info.status, info.completed, info.current_node or "", info.started_at[:19], _about(info))
+        (
+            info.run_id,
+            info.status,
+            info.completed,
+            info.current_node or "",
+            info.started_at[:19],
+            info.failure_reason if info.status == "damaged" else info.goal,
+        )
         for info in infos
     ]
     print_list({"runs": infos}, RUN_COLUMNS, rows, json=json, empty=f"no runs in {place_name(runs)}")
-
-
-def _about(info: pipeline.RunInfo) -> str:
-    """Goal of a run, or the reason why the run cannot be read."""
-    return info.failure_reason if info.status == "damaged" else info.goal
 
 
 @app.command("delete", epilog=example("pipeline delete login-1a2b3c4d --yes"))
@@ -318,7 +323,10 @@ def delete(run: StoredRun, yes: Yes = False, runs: Runs = RUNS, owner: Owner = N
 
     The requests of its agents are in the record; `sessions delete RUN/STAGE` deletes them.
     """
-    _require_run(run, runs, owner)
+    if not has_runs(runs):
+        raise _no_runs(runs)
+    if run not in (names := with_runs(runs, lambda store: _names(store, owner))):
+        raise _unknown_run(run, runs, names)
     if not yes:
         confirm(f"Delete run {run!r} from {place_name(runs)}?", "nothing was deleted")
     deleted = with_runs(runs, lambda store: store.delete(run))
@@ -379,19 +387,6 @@ def _stage_row(state: pipeline.RunState, name: str) -> tuple[object, ...]:
 
 def _no_runs(runs: str) -> PipelineError:
     return PipelineError(f"{place_name(runs)}: no runs here; give --runs, or the folder of a run")
-
-
-def _require_run(run: str, runs: str, owner: str | None) -> None:
-    """Raise unless a run is in the store, and belongs to the owner if one is given.
-
-    Raises:
-        PipelineError: there is no such run.
-    """
-    if not has_runs(runs):
-        raise _no_runs(runs)
-    names = with_runs(runs, lambda store: _names(store, owner))
-    if run not in names:
-        raise _unknown_run(run, runs, names)
 
 
 async def _names(store: pipeline.RunStore, owner: str | None) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,16 +10,15 @@ import typer
 
 from context_compiler import pipeline
 from context_compiler.cli.options import SYSTEM, Json, System, Vault, check_run_name, example, group
-from context_compiler.cli.pipelines import Out, check_file, print_reports, write_drawing
+from context_compiler.cli.pipelines import Out, check_files, write_drawing
 from context_compiler.cli.run_options import RUNS, NewId, Restore, RunOptions, Runs, Values, with_run_options
-from context_compiler.cli.runs import resume_run, run_graph, template_known, with_runs
+from context_compiler.cli.runs import resume_run, run_graph, with_runs
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, one_line
 from context_compiler.errors import PipelineError
 from context_compiler.paths import place_name
 from context_compiler.pipeline.state import graph_hashes
 from context_compiler.pipeline.stores import has_runs
-from context_compiler.template import TemplateLibrary
 from context_compiler.workflow import apply_directives, load_workflow
 
 app = group("Check, draw, run, resume and show workflows: markdown files of steps.", shown="workflow check notes.md")
@@ -47,8 +45,7 @@ def check(
     json: Json = False,
 ) -> None:
     """Check workflows and the templates that they name; exit code 1 if any has errors."""
-    rule = partial(template_known, TemplateLibrary(vault=vault, system=system))
-    print_reports([check_file(file, load_workflow, rule) for file in files], json=json)
+    check_files(files, load_workflow, vault, system, json=json)
 
 
 @app.command("draw", epilog=example("workflow draw notes.md --out notes.svg"))
@@ -89,7 +86,8 @@ def show(file: File, runs: Runs = RUNS, json: Json = False) -> None:
     """Show the steps of a file as they will run, and its last run."""
     graph = load_workflow(file)
     state, status = _load_state(graph, runs)
-    steps = [_step_document(node, state) for node in _final_steps(graph)]
+    nodes = pipeline.apply_stylesheet(apply_directives(graph)).nodes.values()
+    steps = [_step_document(node, state) for node in nodes if node.line is not None]
     screen = Screen()
     if json:
         run = {"id": state.lineage.root_run_id, "status": status, "next": state.next_node} if state else None
@@ -108,12 +106,6 @@ def show(file: File, runs: Runs = RUNS, json: Json = False) -> None:
     screen.facts(facts)
     screen.line()
     screen.table(STEPS, [tuple(one_line(str(value or ""), 200) for value in step.values()) for step in steps])
-
-
-def _final_steps(graph: pipeline.Graph) -> list[pipeline.Node]:
-    """Steps with their directives and front matter applied."""
-    nodes = pipeline.apply_stylesheet(apply_directives(graph)).nodes.values()
-    return [node for node in nodes if node.line is not None]
 
 
 def _step_document(node: pipeline.Node, state: pipeline.RunState | None) -> dict[str, object]:

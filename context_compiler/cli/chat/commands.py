@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from difflib import get_close_matches
 from operator import is_
@@ -33,6 +32,14 @@ _COMPACT = re.compile(
 REST = "/view full, after the next answer"
 """Hint that tells where to see the whole summary of a compile."""
 
+USAGE = {
+    "recall": "WORDS: finds passages about them in the whole conversation",
+    "pin": "TURN or WORDS: keeps that message in every view, as in /pin turn 3",
+    "unpin": "TURN or WORDS: /pins lists the pinned messages",
+    "dismiss": "WORDS: /rules lists the rules",
+}
+"""Hints that replace a command without its argument."""
+
 LINES = 6
 """Maximum lines per message in `/view full`."""
 
@@ -50,22 +57,6 @@ class Commands:
     def __init__(self, chat: ChatSession, screen: Screen, *, vault: Path | None, system: Path) -> None:
         self._chat, self._screen = chat, screen
         self._library = TemplateLibrary(vault=vault, system=system)
-        self._known: dict[str, Callable[[str], Awaitable[None]]] = {
-            "help": self._help,
-            "endless": self._endless,
-            "template": self._template,
-            "view": self._view,
-            "recall": self._recall,
-            "compact": self._compact,
-            "undo": self._undo,
-            "pin": self._pin,
-            "unpin": self._unpin,
-            "rules": self._rules,
-            "dismiss": self._dismiss,
-            "pins": self._pins,
-            "stats": self._stats,
-            "quit": self._quit,
-        }
 
     async def run(self, line: str) -> None:
         """Run a line that begins with `/`.
@@ -74,18 +65,21 @@ class Commands:
             Leave: it was `/quit`.
         """
         name, _, rest = line[1:].strip().partition(" ")
-        command = self._known.get(name.lower())
-        if command is None:
-            close = get_close_matches(name.lower(), self._known, n=1, cutoff=0.5)
+        command, argument = name.lower(), rest.strip()
+        if command not in HELP:
+            close = get_close_matches(command, HELP, n=1, cutoff=0.5)
             hint = f", but there is /{close[0]}" if close else ""
             self._screen.line(
                 f"there is no /{one_line(name, 40)}{hint}; /help lists all, and // begins a message with /"
             )
             return
+        if command in USAGE and not argument:
+            self._screen.line(f"/{command} {USAGE[command]}")
+            return
         try:
-            await command(rest.strip())
+            await getattr(self, f"_{command}")(argument)
         except (SettingsError, StoreError) as error:
-            self._screen.line((f"/{name.lower()}: ", "bold red"), one_line(str(error), 400))
+            self._screen.line((f"/{command}: ", "bold red"), one_line(str(error), 400))
 
     async def _help(self, rest: str) -> None:
         self._screen.facts((f"/{name}", what) for name, what in HELP.items())
@@ -170,9 +164,6 @@ class Commands:
             self._screen.line(("what failed: ", "yellow"), one_line(view.error))
 
     async def _recall(self, rest: str) -> None:
-        if not rest:
-            self._screen.line("/recall WORDS: finds passages about them in the whole conversation")
-            return
         passages = await self._chat.recall(rest)
         if not passages:
             self._screen.line(f"nothing was said about {one_line(rest, 60)}")
@@ -195,16 +186,10 @@ class Commands:
         print_outcome(self._screen, await self._chat.undo(), rest=REST)
 
     async def _pin(self, rest: str) -> None:
-        if not rest:
-            self._screen.line("/pin TURN or WORDS: keeps that message in every view, as in /pin turn 3")
-            return
         pin = await self._chat.pin(rest)
         self._screen.line(f"turn {pin.turn} stays in every view, {number(pin.tokens)} tokens: {one_line(pin.text)}")
 
     async def _unpin(self, rest: str) -> None:
-        if not rest:
-            self._screen.line("/unpin TURN or WORDS: /pins lists the pinned messages")
-            return
         pin = await self._chat.unpin(rest)
         self._screen.line(f"turn {pin.turn} is no longer pinned, from the next compile on: {one_line(pin.text)}")
 
@@ -215,9 +200,6 @@ class Commands:
         print_rules(await self._chat.rules())
 
     async def _dismiss(self, rest: str) -> None:
-        if not rest:
-            self._screen.line("/dismiss WORDS: /rules lists the rules")
-            return
         rule = await self._chat.dismiss(rest)
         self._screen.line(f"no longer a rule, from the next request on: {one_line(rule.text)}")
 

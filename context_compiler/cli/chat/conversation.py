@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from context_compiler.chat.reconcile import visible_turns
 from context_compiler.chat.session import ChatSession, Reply, wait_for_end
 from context_compiler.cli.chat.commands import Commands
 from context_compiler.cli.chat.prompt import Leave
-from context_compiler.cli.chat.stream import MarkdownStream, NullStream, PlainStream
+from context_compiler.cli.chat.stream import MarkdownStream, PlainStream
 from context_compiler.cli.inputs import chat_model
 from context_compiler.cli.screen import Screen, print_error, print_note
 from context_compiler.cli.text import json_text, number, one_line, plural, sent_share, timestamp
@@ -95,14 +95,15 @@ class Conversation:
         elif line.strip():
             await self._answer(line[1:] if line.startswith("//") and not self.json else line)
 
-    def _stream(self) -> MarkdownStream | PlainStream | NullStream:
+    def _stream(self) -> MarkdownStream | PlainStream | nullcontext[None]:
         if self.json:
-            return NullStream()
+            return nullcontext()  # the whole answer is printed later
         return MarkdownStream(self.screen.console) if self.screen.rich else PlainStream()
 
     async def _answer(self, text: str) -> None:
         with self._stream() as stream:
-            self._answering = task = asyncio.create_task(try_await(self.chat.say(text, on_text=stream.write)))
+            on_text = None if stream is None else stream.write
+            self._answering = task = asyncio.create_task(try_await(self.chat.say(text, on_text=on_text)))
             await wait_for_end(task)
         if task.cancelled():
             print_note("stopped while waiting: nothing was sent")

@@ -147,16 +147,3 @@ class PlainStream:
         sys.stdout.write(f"{safe(line)}\n")
         sys.stdout.flush()
         self._wrote = True
-
-
-class NullStream:
-    """Prints nothing while an answer is received."""
-
-    def __enter__(self) -> NullStream:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Do nothing."""
-
-    def write(self, piece: str) -> None:
-        """Ignore a piece of the answer; the whole answer is printed later."""
