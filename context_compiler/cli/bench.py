@@ -185,8 +185,8 @@ def bench(
     grid = grid_of(tokens, [arguments["recall"]] if "recall" in arguments else RECALLS)
 
     with progress_bar("replaying", APPROACHES * len(points)) as progress:
-        what = f"{plural(len(points), 'request')} in {APPROACHES} ways, then with {plural(len(grid), 'setting')}"
-        print_progress(f"{conversation.name}: replaying {what}", progress)
+        plan = f"{plural(len(points), 'request')} in {APPROACHES} ways, then with {plural(len(grid), 'setting')}"
+        print_progress(f"{conversation.name}: replaying {plan}", progress)
         ways = asyncio.run(_replay_all(messages, tokens, reader, compiler, progress))
     if plot is not None:
         draw(panels(ways, tokens), plot)
@@ -287,7 +287,7 @@ async def _host_ms(messages: Sequence[ModelMessage]) -> float:
 def relative(way: Approach, ways: Sequence[Approach], model: str) -> float:
     """Cost of a session relative to sending everything, by the prices of a model, or by `CACHED` and `FRESH`."""
     charge = charge_of(model)
-    whole, mine = (sum(charge(one.tokens, one.cached) for one in some.sent) for some in (ways[0], way))
+    whole, mine = (sum(charge(request.tokens, request.cached) for request in each.sent) for each in (ways[0], way))
     return mine / whole if whole else 0.0
 
 

@@ -211,8 +211,8 @@ def _find_messages(raw: History, message: str | None) -> Sequence[int]:
         positions = [position for position, reading in enumerate(raw.readings) if words and _contains(reading, words)]
     if named and not positions:
         last = outline(raw, pair(raw)).turns[-1].index + 1 if len(raw) else 0
-        what = f"turn 1 to turn {last}, m0 to m{len(raw) - 1}, or words of a message"
-        raise SettingsError(f"{one_line(message, 60)!r}: no message before this request has this number; give {what}")
+        hint = f"turn 1 to turn {last}, m0 to m{len(raw) - 1}, or words of a message"
+        raise SettingsError(f"{one_line(message, 60)!r}: no message before this request has this number; give {hint}")
     return positions
 
 

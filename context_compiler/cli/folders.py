@@ -108,8 +108,8 @@ def find_conversations(folder: Path, format: str | None) -> Folder:
         try:
             if file.stat().st_size > LARGEST:
                 raise TranscriptError(f"is larger than {LARGEST // 1_000_000} MB", file=str(file))
-            found = read_conversations(str(file), format)
-            conversations += ((file, transcript) for transcript in found if transcript.messages)
+            transcripts = read_conversations(str(file), format)
+            conversations += ((file, transcript) for transcript in transcripts if transcript.messages)
         except TranscriptError as error:
             reason = str(error).removeprefix(str(file)).partition(": ")[2]
             skipped[str(file.relative_to(folder))] = one_line(reason.partition(";")[0], 100)

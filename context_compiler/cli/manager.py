@@ -132,7 +132,7 @@ def _manage(
     return with_record(manage, db, info.owner, writing=writing)
 
 
-def _row(one: Commit, next: str | None) -> tuple[object, ...]:
-    mark = "→" if one.id == next else ""
-    counts = (number(one.turns), number(one.memories))
-    return mark, one.id[:ID_LENGTH], timestamp(one.created_at), *counts, one.author, one.message
+def _row(commit: Commit, next_id: str | None) -> tuple[object, ...]:
+    mark = "→" if commit.id == next_id else ""
+    counts = (number(commit.turns), number(commit.memories))
+    return mark, commit.id[:ID_LENGTH], timestamp(commit.created_at), *counts, commit.author, commit.message

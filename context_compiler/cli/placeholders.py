@@ -42,7 +42,7 @@ def unknown_names(template: Template) -> tuple[str, ...]:
     missing = sorted(wants - allowed, key=lambda name: lines[name])
     unknown = [(f"line {lines[name]}: unknown placeholder {name}", name) for name in missing]
     unknown += [(f"sections: unknown section {name}", name) for name in template.sections if name not in allowed]
-    return tuple(f"{what}; {_meant(name, allowed)}" for what, name in unknown)
+    return tuple(f"{warning}; {_meant(name, allowed)}" for warning, name in unknown)
 
 
 def _meant(wrong: str, known: Collection[str]) -> str:

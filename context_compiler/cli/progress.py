@@ -65,8 +65,7 @@ class RunProgress:
         if self._events or self._silent or not self._screen.rich:
             yield
             return
-        console = open_console()
-        self._live = Live(get_renderable=self._table, console=console, refresh_per_second=8)
+        self._live = Live(get_renderable=self._table, console=open_console(), refresh_per_second=8)
         with self._live:
             yield
 
@@ -123,7 +122,7 @@ class RunProgress:
 
     def _print_row(self, row: Row) -> None:
         name, fidelity, status, *rest = row.cells()
-        self._screen.line(f"{name:<20}  {fidelity:<20}  {status:<15}  {'  '.join(one for one in rest if one)}".rstrip())
+        self._screen.line(f"{name:<20}  {fidelity:<20}  {status:<15}  {'  '.join(filter(None, rest))}".rstrip())
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim")

@@ -72,9 +72,9 @@ def _pieces(text: str) -> int:
     return len(_PIECES.findall(text))
 
 
-def excerpt(one: Reading, width: int = 0) -> str:
+def excerpt(reading: Reading, width: int = 0) -> str:
     """Return the beginning of a message on one line, without its recall block and system parts if it has others."""
-    unmarked = [item for item in one.items if item.mark is None] or one.items
+    unmarked = [item for item in reading.items if item.mark is None] or reading.items
     shown = [item for item in unmarked if item.kind is not Kind.SYSTEM] or unmarked
     return one_line(" · ".join(_item_text(item).plain for item in shown), width)
 

@@ -177,8 +177,8 @@ def stats(
         screen.line((f"{plural(lost, 'write')} lost, because the record could not be written in time", "yellow"))
     if total.imported:
         counted = "is" if total.imported == 1 else "are"
-        what = plural(total.imported, "imported conversation")
-        screen.line((f"{what} {counted} not counted: nothing was sent", "dim"))
+        conversations = plural(total.imported, "imported conversation")
+        screen.line((f"{conversations} {counted} not counted: nothing was sent", "dim"))
 
 
 async def _load_totals(store: SQLStore, session: str | None) -> tuple[list[Totals], Totals, int]:

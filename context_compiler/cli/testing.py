@@ -48,11 +48,6 @@ class Outcome:
     explanation: str = ""
     seconds: float = 0.0
 
-    @property
-    def row(self) -> tuple[object, ...]:
-        """Cells of the table."""
-        return self.test, self.outcome, self.request or "", self.turn or "", f"{self.seconds:.2f}"
-
 
 @app.command("test", epilog=example("test tests/test_desk.py"))
 def test(
@@ -69,7 +64,11 @@ def test(
     if json:
         screen.raw(json_text({"tests": outcomes}))
     else:
-        screen.table(OUTCOMES, [outcome.row for outcome in outcomes])
+        rows = [
+            (outcome.test, outcome.outcome, outcome.request or "", outcome.turn or "", f"{outcome.seconds:.2f}")
+            for outcome in outcomes
+        ]
+        screen.table(OUTCOMES, rows)
         for outcome in outcomes:
             if outcome.explanation:
                 screen.heading(outcome.test)

@@ -41,8 +41,8 @@ def print_view(screen: Screen, record: Record, bodies: Sequence[bytes], *, raw: 
     if not raw:
         _print_ledger(screen, record, every=every or not screen.rich)
     tokens = message_tokens(record, raw=raw)
-    what = "Raw history" if raw else "Messages as sent"
-    screen.heading(f"{what}: {len(bodies)}, {number(tokens)} tokens")
+    title = "Raw history" if raw else "Messages as sent"
+    screen.heading(f"{title}: {len(bodies)}, {number(tokens)} tokens")
     print_messages(screen, size_recorded(bodies, tokens), about=ABOUT)
 
 
@@ -137,9 +137,9 @@ def _print_ledger(screen: Screen, record: Record, *, every: bool) -> None:
 
 def _drop_row(line: Mapping[str, Any], *, every: bool) -> tuple[object, ...]:
     """Format what was left out for one reason; it names all messages, or the first few and the number of the others."""
-    what = [str(item) for item in cast("list[object]", line.get("what", []))]
-    messages = sum(len(positions_of(one)) for one in what)
-    named = ", ".join(what)
-    if len(what) > NAMED and not every:
-        named = f"{', '.join(what[:NAMED])} … and {len(what) - NAMED} more (--all)"
+    parts = [str(item) for item in cast("list[object]", line.get("what", []))]
+    messages = sum(len(positions_of(part)) for part in parts)
+    named = ", ".join(parts)
+    if len(parts) > NAMED and not every:
+        named = f"{', '.join(parts[:NAMED])} … and {len(parts) - NAMED} more (--all)"
     return line.get("reason", ""), messages or "", number(line.get("tokens", 0)), named

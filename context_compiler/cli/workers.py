@@ -285,6 +285,6 @@ async def _load_submissions(runs: str, run: str | None) -> list[dict[str, Any]]:
     ]
 
 
-def _about(one: dict[str, Any]) -> str:
-    asks = [f"{question['stage']} asks: {question['text']}" for question in one["questions"]]
-    return one_line("; ".join([*asks, one["trouble"] or "", one["cancelled"] or ""]).strip("; "), 200)
+def _about(submission: dict[str, Any]) -> str:
+    asks = [f"{question['stage']} asks: {question['text']}" for question in submission["questions"]]
+    return one_line("; ".join([*asks, submission["trouble"] or "", submission["cancelled"] or ""]).strip("; "), 200)

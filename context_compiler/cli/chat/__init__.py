@@ -22,6 +22,9 @@ MODEL = "anthropic:claude-sonnet-5-5"
 DRAWN = 1.0
 """Seconds after which a prompt counts as drawn, because dumb terminals do not report it."""
 
+Opening = asyncio.Task[tuple[Any, list[str]]]
+"""The conversation, and its user's earlier prompts."""
+
 app = group("Chat with a model.")
 log = logging.getLogger("context_compiler")
 
@@ -136,14 +139,12 @@ async def _run_terminal(options: dict[str, Any]) -> bool:
         return await _converse(options, opening, drawn, pressed)
 
 
-async def _converse(
-    options: dict[str, Any], opening: asyncio.Task[tuple[Any, list[str]]], drawn: asyncio.Event, pressed: asyncio.Event
-) -> bool:
+async def _converse(options: dict[str, Any], opening: Opening, drawn: asyncio.Event, pressed: asyncio.Event) -> bool:
     """Read and handle lines until the user leaves.
 
     Args:
         options: Arguments of the conversation.
-        opening: The conversation, and its user's earlier prompts.
+        opening: Loads the conversation.
         drawn: Set once the prompt has been drawn.
         pressed: Set by Ctrl-C outside the prompt while nothing is answered.
     """
@@ -178,7 +179,7 @@ async def _open(options: dict[str, Any], drawn: asyncio.Event) -> tuple[Any, lis
         gc.enable()
 
 
-async def _read_line(keyboard: Keyboard, opening: asyncio.Task[tuple[Any, list[str]]], pressed: asyncio.Event) -> str:
+async def _read_line(keyboard: Keyboard, opening: Opening, pressed: asyncio.Event) -> str:
     """Read a line; if the chat cannot be opened, raise at once."""
     typing = asyncio.create_task(keyboard.read_line())
     try:
@@ -216,7 +217,7 @@ def _greet(screen: Screen, options: dict[str, Any]) -> None:
     screen.line(("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves", "dim"))
 
 
-def _on_opened(opening: asyncio.Task[tuple[Any, list[str]]], keyboard: Keyboard) -> None:
+def _on_opened(opening: Opening, keyboard: Keyboard) -> None:
     """Print the last exchange of a resumed conversation, and add its prompts to the keyboard's history.
 
     If the chat could not be opened, the error is printed in place of the prompt.
@@ -229,20 +230,20 @@ def _on_opened(opening: asyncio.Task[tuple[Any, list[str]]], keyboard: Keyboard)
     keyboard.remember(prompts)
 
 
-def _status_line(opening: asyncio.Task[tuple[Any, list[str]]], options: dict[str, Any]) -> str:
+def _status_line(opening: Opening, options: dict[str, Any]) -> str:
     if opening.done() and not opening.cancelled() and opening.exception() is None:
         return opening.result()[0].status
     return f"{options['session']} · opening …"
 
 
-def _interrupt(opening: asyncio.Task[tuple[Any, list[str]]], pressed: asyncio.Event) -> None:
+def _interrupt(opening: Opening, pressed: asyncio.Event) -> None:
     """Stop the answer on Ctrl-C; if there is none, act as if it was pressed at the prompt."""
     opened = opening.done() and not opening.cancelled() and opening.exception() is None
     if not (opened and opening.result()[0].interrupt()):
         pressed.set()
 
 
-async def _close(opening: asyncio.Task[tuple[Any, list[str]]]) -> None:
+async def _close(opening: Opening) -> None:
     opening.cancel()
     await asyncio.wait({opening})
     if not opening.cancelled() and opening.exception() is None:

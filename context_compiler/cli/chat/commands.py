@@ -82,7 +82,7 @@ class Commands:
             self._screen.line((f"/{command}: ", "bold red"), one_line(str(error), 400))
 
     async def _help(self, rest: str) -> None:
-        self._screen.facts((f"/{name}", what) for name, what in HELP.items())
+        self._screen.facts((f"/{name}", text) for name, text in HELP.items())
         self._screen.line()
         self._screen.line(("Alt-Enter begins a new line, Ctrl-C stops an answer, Ctrl-D leaves.", "dim"))
 
