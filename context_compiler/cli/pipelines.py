@@ -165,11 +165,8 @@ def handlers(json: Json = False) -> None:
         facts = pipeline.traits(handler)
         kinds = {"retries": facts.retries, "retries_failures": facts.retries_failures, "preamble": facts.reads_past}
         rows.append({"type": name, "shape": shapes.get(name), "about": about, **kinds})
-    screen = Screen()
-    if json or not screen.rich:
-        screen.raw(json_text({"handlers": rows}))
-    else:
-        screen.table(HANDLER_COLUMNS, [(row["type"], row["shape"] or "", row["about"]) for row in rows])
+    table = [(row["type"], row["shape"] or "", row["about"]) for row in rows]
+    print_list({"handlers": rows}, HANDLER_COLUMNS, table, json=json or not Screen().rich)
 
 
 @app.command("draw", epilog=example("pipeline draw plan.dot --out plan.svg"))

@@ -25,16 +25,12 @@ from context_compiler.errors import SettingsError, TemplateError
 from context_compiler.pipeline.attributes import as_seconds
 from context_compiler.pipeline.handlers.agent import stage_model
 from context_compiler.pipeline.stores import OnEvent
-from context_compiler.pipeline.workflow import DIRECTIVES as KNOWN
-from context_compiler.pipeline.workflow import apply_directives, read_directives
+from context_compiler.pipeline.workflow import DIRECTIVES, apply_directives, read_directives
 from context_compiler.resilience import attempt
 from context_compiler.template import TemplateLibrary
 from context_compiler.tokens.prices import Money
 
 T = TypeVar("T")
-
-DIRECTIVES = "directive_known"
-"""Name of the rule that finds directives without effect."""
 
 
 def run_graph(
@@ -48,7 +44,7 @@ def run_graph(
         Exit: the run failed, or stopped at a gate.
     """
     for finding in pipeline.validate(graph):
-        if finding.rule == DIRECTIVES:
+        if finding.rule == "directive_known":
             print_note(f"{graph.path or graph.name}: {finding}")
     name = run_id or f"{graph.name or 'run'}-{uuid4().hex[:8]}"
     progress = RunProgress(Screen(), events=options.events, silent=options.json)
@@ -207,7 +203,7 @@ def _helper_line(node: pipeline.Node) -> int | None:
     """Line of the directive that names the template of a step; None if there is none, or not on a line of its own."""
     if node.prompt_line is None:
         return None
-    directives = read_directives(node.prompt, KNOWN, line=node.prompt_line).found
+    directives = read_directives(node.prompt, DIRECTIVES, line=node.prompt_line).found
     return next(
         (
             directive.line

@@ -93,7 +93,8 @@ def serve(
     if chat and isinstance(db, Path):  # so that the pages beside the chat can be read at once
         with_record(lambda store: store.sessions(), db, "", writing=True)
     listener = _listen(host, port)
-    token = None if _is_loopback(host) else secrets.token_urlsafe(24)
+    local = host in ("127.0.0.1", "localhost", "::1")
+    token = None if local else secrets.token_urlsafe(24)
     url = _url(host, listener.getsockname()[1], token, find)
     if json:
         Screen().raw(json_text({"url": url, "db": str(db)}, indent=None))
@@ -105,7 +106,7 @@ def serve(
     if chat and owner:
         raise SettingsError("--chat: a chat has no owner; leave out --owner")
     chats = _chats(model, db=db, system=system, vault=vault, budget=amount)
-    names = () if _is_loopback(host) else (host, socket.gethostname(), *_own_addresses())
+    names = () if local else (host, socket.gethostname(), *_own_addresses())
     create_app = import_module("context_compiler.web.app").create_app
     _run(
         create_app(
@@ -191,10 +192,6 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise SettingsError(f"{host}:{port}: {error.strerror or error}; give another --port or --host") from None
     return listener
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("127.0.0.1", "localhost", "::1")
 
 
 def _own_addresses() -> list[str]:

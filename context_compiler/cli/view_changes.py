@@ -15,7 +15,7 @@ from context_compiler.cli.diff import Comparison, compare, print_diff, unified
 from context_compiler.cli.inputs import check_model
 from context_compiler.cli.options import DB, SYSTEM, Db, Json, Owner, Place, System, Vault, ViewId, example, group
 from context_compiler.cli.records import find_session, find_view, open_record, print_look, recorded_messages
-from context_compiler.cli.screen import Screen
+from context_compiler.cli.screen import Screen, print_result
 from context_compiler.cli.show import read_history
 from context_compiler.cli.templates import choose_template, parse_fidelity, recorded_fidelity, recorded_template
 from context_compiler.cli.text import first_word, json_text, number, plural, share
@@ -46,12 +46,10 @@ def verdict(
 ) -> None:
     """Tell which budget and `recall` cost a recorded session least, or that sending everything does. Asks no model."""
     verdict = asyncio.run(_load_verdict(db, owner, session))
-    screen = Screen()
-    if json:
-        screen.raw(json_text({"session": session, "verdict": verdict, "said": str(verdict)}))
-    else:
-        screen.line((str(verdict), "bold"))
-        screen.line((PRICE_ONLY, "dim"))
+    document = {"session": session, "verdict": verdict, "said": str(verdict)}
+    print_result(document, (str(verdict), "bold"), json=json)
+    if not json:
+        Screen().line((PRICE_ONLY, "dim"))
 
 
 async def _load_verdict(db: Place, owner: str | None, session: str) -> Verdict:

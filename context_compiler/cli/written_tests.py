@@ -12,8 +12,8 @@ import typer
 from context_compiler.cli.deferred import load_written
 from context_compiler.cli.options import DB, Db, Json, Owner, SessionId, ViewId, example, group
 from context_compiler.cli.records import find_session, find_view, with_record
-from context_compiler.cli.screen import Column, Screen, print_note
-from context_compiler.cli.text import json_text, one_line
+from context_compiler.cli.screen import Column, print_list, print_note
+from context_compiler.cli.text import one_line
 
 if TYPE_CHECKING:  # writing a test needs the host
     from context_compiler.testing.written import Claim
@@ -40,10 +40,7 @@ def test(
     info = with_record(lambda store: find_session(store, session), db, owner)[0]
     writing = load_written().write_test(info.session_id, db, out, owner=info.owner, agent=agent)
     claims: list[Claim] = asyncio.run(writing)
-    if json:
-        Screen().raw(json_text({"session": info.session_id, "test": str(out), "claims": claims}))
-    else:
-        _print(f"session {one_line(info.session_id)}", out, claims)
+    _print(f"session {one_line(info.session_id)}", out, claims, json=json, session=info.session_id)
 
 
 @app.command("export", epilog=example("views export 3 'my explicit yes' --out tests/test_yes.py"))
@@ -67,13 +64,11 @@ def export(
     record = with_record(lambda store: find_view(store, view), db, owner)
     writing = load_written().write_case(view, texts or (), db, out, owner=record.owner, agent=agent)
     claims: list[Claim] = asyncio.run(writing)
-    if json:
-        Screen().raw(json_text({"view": view, "session": record.session_id, "test": str(out), "claims": claims}))
-    else:
-        _print(f"view {view}", out, claims)
+    _print(f"view {view}", out, claims, json=json, view=view, session=record.session_id)
 
 
-def _print(source: str, out: Path, claims: Sequence[Claim]) -> None:
+def _print(source: str, out: Path, claims: Sequence[Claim], *, json: bool, **facts: object) -> None:
     rows = [(claim.check, "; ".join(claim.arguments), claim.turn, "yes" if claim.holds else "no") for claim in claims]
-    Screen().table(CLAIMS, rows)
-    print_note(f"{out}: written from {source}; names of people were not replaced, so read it")
+    print_list({**facts, "test": str(out), "claims": claims}, CLAIMS, rows, json=json)
+    if not json:
+        print_note(f"{out}: written from {source}; names of people were not replaced, so read it")
