@@ -174,20 +174,6 @@ class _PendingReply:
         )
 
 
-def _open_store(store: str | Path | Store | None, owner: str | None) -> Store:
-    """Open a store, for one owner if given.
-
-    Raises:
-        SettingsError: an owner is given, but the store has no owners.
-    """
-    opened = open_store(store)
-    if owner is None:
-        return opened
-    if not isinstance(opened, Tenants):
-        raise SettingsError(f"owner={owner!r}: {opened!r} has no owners")
-    return opened.scoped(owner)
-
-
 async def wait_for_end(task: asyncio.Task[Any]) -> None:
     """Wait for a task to end; if cancelled, cancel the task and wait for its cleanup."""
     try:
@@ -244,7 +230,11 @@ class ChatSession:
         self.last: Reply | None = None
         self.usage = Usage()
         self._notice: Callable[[str], None] = notice or (lambda _: None)
-        opened = _open_store(store, owner)
+        opened = open_store(store)
+        if owner is not None:
+            if not isinstance(opened, Tenants):
+                raise SettingsError(f"owner={owner!r}: {opened!r} has no owners")
+            opened = opened.scoped(owner)
         vault = vault_of(vault, owner := opened.owner if isinstance(opened, Tenants) else None)
         self.vault_name = "" if vault is None else vault.resolve().name
         self.storage = SessionStorage(

@@ -20,7 +20,7 @@ from context_compiler.messages.bodies import load_messages
 from context_compiler.messages.history import History, reader_of
 from context_compiler.paths import unify_lines
 from context_compiler.record.files import locate
-from context_compiler.record.store import SQLiteStore, Store, open_store
+from context_compiler.record.store import SQLiteStore, Store
 from context_compiler.resilience import Breaker, try_await
 from context_compiler.tokens import as_counter
 
@@ -49,14 +49,14 @@ class SessionStorage:
         *,
         folder: Path,
         private: bool,
-        store: str | Path | Store | None,
+        store: Store,
         vault_name: str,
         notice: Notice,
         clock: Clock,
     ) -> None:
         self.session = session
         self.transcript = Transcript(folder, session, private=private)
-        self.store = open_store(store)
+        self.store = store
         self.messages: list[ModelMessage] = []
         self._vault = vault_name
         self._notice, self._clock = notice, clock

@@ -193,13 +193,15 @@ class Transcript:
             self.fault = f"{self.path}: {error.strerror or error}"
             return
         if not size:
-            self._write(title(self.session) + BLOCK_END)
+            name = "".join(char if char.isprintable() else " " for char in self.session)
+            self._write(f"{HEADING} {' '.join(name.split())}{BLOCK_END}")
         elif not tail.endswith(BLOCK_END):
             self._write(escape_suffix(tail.rpartition("\n")[2]) + BLOCK_END)
 
     def begin_turn(self, prompt: str, when: datetime) -> None:
         """Write the time and the prompt of a new turn."""
-        self._write(f"{time_line(when)}{BLOCK_END}{USER}{BLOCK_END}{escape(prompt)}{BLOCK_END}")
+        time = f"*{when.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC*"
+        self._write(f"{time}{BLOCK_END}{USER}{BLOCK_END}{escape(prompt)}{BLOCK_END}")
 
     def complete_prompt(self, rest: str) -> None:
         """Write the rest of the last prompt; its beginning is already in the file."""
@@ -294,17 +296,6 @@ def safe_id(session: str) -> str:
     if plain == session:
         return plain
     return f"{plain}-{blake2b(session.encode('utf-8', 'replace'), digest_size=4).hexdigest()}"
-
-
-def title(session: str) -> str:
-    """Format the first line of a transcript."""
-    name = "".join(char if char.isprintable() else " " for char in session)
-    return f"{HEADING} {' '.join(name.split())}"
-
-
-def time_line(when: datetime) -> str:
-    """Format the line with the time of a turn."""
-    return f"*{when.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC*"
 
 
 def escape(text: str) -> str:
