@@ -329,14 +329,13 @@ def figures_document(
 def panels(ways: Sequence[Approach], budget: int) -> list[Panel]:
     """Charts of the tokens of every request, and of the cumulative cost of the session."""
     count = range(1, len(ways[0].sent) + 1)
-    size = [
-        Line(name=way.way, x=count, y=[request.tokens for request in way.sent], strong=way is ways[-1]) for way in ways
-    ]
-    size.append(Line(name="budget", x=[1, len(count)], y=[budget, budget], dashed=True))
-    cost = [
-        Line(name=way.way, x=count, y=list(accumulate(request.cost for request in way.sent)), strong=way is ways[-1])
-        for way in ways
-    ]
+
+    def lines(values: Callable[[Approach], Sequence[float]]) -> list[Line]:
+        return [Line(name=way.way, x=count, y=values(way), strong=way is ways[-1]) for way in ways]
+
+    budget_line = Line(name="budget", x=[1, len(count)], y=[budget, budget], dashed=True)
+    size = [*lines(lambda way: [request.tokens for request in way.sent]), budget_line]
+    cost = lines(lambda way: list(accumulate(request.cost for request in way.sent)))
     return [
         Panel(title="size", x="request", y="tokens sent", lines=size, log_y=True),
         Panel(title="cost with a prompt cache", x="request", y="input tokens paid so far", lines=cost),

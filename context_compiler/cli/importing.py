@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from context_compiler.cli.folders import SECONDS, Folder, Found, find_conversations, last_moment, measure, print_found
+from context_compiler.cli.folders import SECONDS, find_conversations, last_moment, measure, print_found
 from context_compiler.cli.inputs import print_notes, read_conversations, select_conversation
 from context_compiler.cli.options import DB, AsOwner, Db, Json, Place, example, group
 from context_compiler.cli.records import open_record, print_look
@@ -66,11 +66,15 @@ def import_(
 
     Of a folder, such as ~/.claude/projects, show the conversations and what views would have saved; --all imports them.
     """
-    folder, started = Path(transcript), monotonic()
+    folder, started, screen = Path(transcript), monotonic(), Screen()
     inside = find_conversations(folder, format_) if transcript != "-" and folder.is_dir() else None
     if inside is not None and not every:
         measured = measure(inside.conversations, folder, seconds, started=started)
-        _print_folder(inside, measured, folder, db, seconds, json=json)
+        if json:
+            screen.raw(json_text({"folder": str(folder), "conversations": measured, "skipped": inside.skipped}))
+        else:
+            print_found(screen, measured, folder, db, seconds)
+        inside.print_skipped()
         return
     inner = [conversation for _, conversation in reversed(inside.conversations)] if inside is not None else []
     conversations = inner or read_conversations(transcript, format_)
@@ -79,7 +83,6 @@ def import_(
     results = asyncio.run(_import_all(conversations, db, owner or "", session))
     if inside is not None:
         inside.print_skipped()
-    screen = Screen()
     if json:
         screen.raw(json_text({"db": str(db), "sessions": results}))
         return
@@ -90,17 +93,6 @@ def import_(
     screen.table(COLUMNS, rows)
     screen.line(f"{plural(len(results), 'conversation')} in {db}")
     print_look(screen, db)
-
-
-def _print_folder(
-    inside: Folder, measured: Sequence[Found], folder: Path, db: Place, seconds: int, *, json: bool
-) -> None:
-    screen = Screen()
-    if json:
-        screen.raw(json_text({"folder": str(folder), "conversations": measured, "skipped": inside.skipped}))
-    else:
-        print_found(screen, measured, folder, db, seconds)
-    inside.print_skipped()
 
 
 async def _import_all(

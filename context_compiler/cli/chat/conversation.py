@@ -128,11 +128,10 @@ class Conversation:
             facts = {"raw": last.raw, "sent": last.sent, "cached": last.cached, "seconds": round(last.seconds, 3)}
             facts |= {"cost": last.cost, "everything": last.everything}
             self.screen.raw(json_text({"answer": last.text, "stopped": stopped, **facts}, indent=None))
-        if last is None or self.json or not self.screen.rich:
-            return
-        word = "stopped · " if stopped else ""
-        self.screen.line((f"{word}{token_summary(last)} · {last.seconds:.1f} s", "dim"))
-        self.screen.line()
+        elif last is not None and self.screen.rich:
+            word = "stopped · " if stopped else ""
+            self.screen.line((f"{word}{token_summary(last)} · {last.seconds:.1f} s", "dim"))
+            self.screen.line()
 
     async def open(self) -> list[str]:
         """Load the conversation, and return its user's earlier prompts."""
