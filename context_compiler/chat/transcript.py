@@ -141,11 +141,9 @@ class Transcript:
 
     def _open(self) -> int | None:
         """Return the open file, created if missing and reopened if it was removed or replaced; None if that fails."""
-        try:
+        with suppress(OSError):
             if self._file is not None and os.fstat(self._file).st_ino == os.stat(self.path).st_ino:
                 return self._file
-        except OSError:
-            pass
         self._close_file()
         try:
             if self._private:

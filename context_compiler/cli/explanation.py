@@ -86,8 +86,7 @@ def _tables(view: View, raw: History, sent: History) -> Iterator[tuple[str, Sequ
 
 def _kept_row(origin: Place, raw: History, sent: History) -> Sequence[object]:
     here = sent.readings[origin.index]
-    before = "" if origin.raw is None else number(raw.readings[origin.raw].tokens)
-    position = "" if origin.raw is None else origin.raw
+    position, before = ("", "") if origin.raw is None else (origin.raw, number(raw.readings[origin.raw].tokens))
     return position, role(here), before, number(here.tokens), origin.why, excerpt(here, EXCERPT)
 
 

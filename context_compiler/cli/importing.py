@@ -108,13 +108,8 @@ async def _import_all(
                 record = import_record(history, name, last_moment(transcript) or now())
                 entry = Entry(record=record, raw=history.chain, view=history.chain)
                 record = await store.save(entry)
-                state = (
-                    "new"
-                    if name not in tips
-                    else "known"
-                    if tips[name] in (history.chain.tip, history.tip)
-                    else "changed"
-                )
+                same = tips.get(name) in (history.chain.tip, history.tip)
+                state = "new" if name not in tips else "known" if same else "changed"
                 results.append(
                     ImportResult(
                         session=name,

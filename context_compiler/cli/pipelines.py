@@ -404,10 +404,9 @@ async def _load_run(run: str, runs: str, owner: str | None) -> tuple[pipeline.Ru
         PipelineError: there is no such run, or it belongs to another owner than the given one.
     """
     folder = Path(run)
-    if (folder / "checkpoint.json").is_file():
-        state, store = pipeline.read_checkpoint(folder), pipeline.in_folder(folder)
-        if state is not None:
-            return await _of_owner(state, store, owner, run, runs)
+    state = pipeline.read_checkpoint(folder) if (folder / "checkpoint.json").is_file() else None
+    if state is not None:
+        return await _of_owner(state, pipeline.in_folder(folder), owner, run, runs)
     if not has_runs(runs):
         raise _no_runs(runs)
     async with open_runs(runs) as store:

@@ -48,10 +48,8 @@ def _facts(result: CompileResult, *, every: bool) -> list[tuple[str, object]]:
     change = f"{number(result.before)} → {most}{number(result.after)} tokens, without its prompt and recall block"
     facts: list[tuple[str, object]] = [("next request", change)]
     if result.kind == "undo":
-        restored = "the previous summary" if result.summary else "the whole history"
-        return [*facts, ("restored", restored)]
-    kept = f"{plural(result.turns, 'turn')} word for word, {number(result.kept)} tokens"
-    facts.append(("kept", kept))
+        return [*facts, ("restored", "the previous summary" if result.summary else "the whole history")]
+    facts.append(("kept", f"{plural(result.turns, 'turn')} word for word, {number(result.kept)} tokens"))
     dropped = sum(drop.tokens for drop in result.left_out)
     places = _places(result.left_out)
     more = [] if every or len(places) <= PLACES else [f"{len(places) - PLACES:,} more"]

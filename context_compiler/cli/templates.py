@@ -192,9 +192,8 @@ class _ErrorCollector(logging.Handler):
         self.errors: list[TemplateError] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Collect a template error."""
         arguments = record.args if isinstance(record.args, tuple) else ()
-        self.errors.extend(one for one in arguments if isinstance(one, TemplateError))
+        self.errors.extend(error for error in arguments if isinstance(error, TemplateError))
 
 
 @contextmanager

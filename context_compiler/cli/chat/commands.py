@@ -159,7 +159,6 @@ class Commands:
         print_explanation(self._screen, _with_drops(view, raw), raw, sent)
 
     def _print_failure(self, view: View | None) -> None:
-        """Print the failure of a view, if it had one."""
         if view is not None and view.error:
             self._screen.line(("what failed: ", "yellow"), one_line(view.error))
 

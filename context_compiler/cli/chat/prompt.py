@@ -93,7 +93,7 @@ class Keyboard:
     def remember(self, prompts: Iterable[str]) -> None:
         """Add earlier prompts to the history; the prompt reads it again if nothing is typed yet."""
         for prompt in list(prompts)[-MAX_REMEMBERED_PROMPTS:]:
-            self._history.append_string(prompt if len(prompt) <= LARGE else prompt[:LARGE])
+            self._history.append_string(prompt[:LARGE])
         if not self._session.default_buffer.text:
             self._session.default_buffer.reset()
         self._session.app.invalidate()

@@ -114,9 +114,7 @@ class MarkdownStream:
         if not tail.strip():
             return self._waiting
         room = max(self._console.height - MARGIN, 3)
-        if self._ended:
-            return Trimmed(markdown(tail))
-        if tail.count("\n") < room and len(tail) < room * self._console.width:
+        if self._ended or (tail.count("\n") < room and len(tail) < room * self._console.width):
             return Trimmed(markdown(tail))
         return Text(safe("\n".join(tail[-room * self._console.width :].splitlines()[-room:])))
 
