@@ -142,7 +142,11 @@ class Archive:
         elif self._redactor is not None:
             entry = self._redactor.entry(entry)
         else:
-            entry = replace(entry, cycle=_stored_cycle(cycle), blocks=_stored_blocks(blocks))
+            if cycle is not None:
+                entry = replace(entry, cycle=StoredCycle(tip=cycle.needs, config=cycle.config, state=cycle.to_json()))
+            if blocks is not None:
+                config = f"{blocks.config}{RECALLED}"
+                entry = replace(entry, blocks=StoredCycle(tip=blocks.own.name, config=config, state=blocks.to_json()))
         try:
             return replace(await store.save(entry), compile=row)
         except BrokenReference:
@@ -179,10 +183,6 @@ class Archive:
         if self._arguments.record == "off" or self.owner is None:
             return None
         return await self.access.read(lambda store: store.summaries(session_id))
-
-    async def bodies(self, tip: str) -> list[bytes]:
-        """Message bodies of a recorded chain; empty if they cannot be read."""
-        return await self.access.read(lambda store: store.chain(tip)) or []
 
     async def others(self, session_id: str, prompt: str) -> list[tuple[float, Mention]]:
         """Passages of the owner's other conversations that answer a prompt; empty if the store fails."""
@@ -486,13 +486,3 @@ def _with_row(cycle: Cycle, newest: Record | None) -> Cycle:
     if newest is None or made is None or (made.raw_output or "").strip() != cycle.summary:
         return cycle
     return replace(cycle, summary_id=newest.summary_id)
-
-
-def _stored_cycle(cycle: Cycle | None) -> StoredCycle | None:
-    return None if cycle is None else StoredCycle(tip=cycle.needs, config=cycle.config, state=cycle.to_json())
-
-
-def _stored_blocks(blocks: Blocks | None) -> StoredCycle | None:
-    if blocks is None:
-        return None
-    return StoredCycle(tip=blocks.own.name, config=f"{blocks.config}{RECALLED}", state=blocks.to_json())

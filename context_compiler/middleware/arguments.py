@@ -89,8 +89,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "reflections": (_none_or_type(ReflectionPolicy), "a ReflectionPolicy"),
     "timeout": (_is_seconds, "seconds above 0"),
     "record_timeout": (lambda value: value is None or _is_seconds(value), "seconds above 0, or None"),
-    "on_view": (lambda value: value is None or callable(value), "a function"),
-    "on_error": (lambda value: value is None or callable(value), "a function"),
+    **dict.fromkeys(("on_view", "on_error"), (lambda value: value is None or callable(value), "a function")),
     "layers": (lambda value: value is None or isinstance(value, Layers) or callable(value), "a Layers or a function"),
     "role": (
         lambda value: value is None or isinstance(value, Need) or (isinstance(value, str) and value in NEEDS),
@@ -247,7 +246,7 @@ class Arguments:
 
     def given(self) -> dict[str, Any]:
         """All arguments by name."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+        return {argument.name: getattr(self, argument.name) for argument in fields(self) if argument.init}
 
     def check(self) -> None:
         """Check all values, because a YAML spec passes them unchecked.
@@ -382,6 +381,7 @@ class Arguments:
         resolved = fidelity or template.fidelity or Fidelity.SUMMARY_MEDIUM
         recall = self.recall if self.recall > 1 else float(self.recall)
         written = (template.name, template.source, str(resolved), turns, self.tool_history, self.inject)
+        facts = (*written, recall, self.say_absent, alias, terms.family, scope, refs, terms.window)
         return Policy(
             template=template,
             extractive=template if template.compiler != "agent" else SHIPPED.find("extractive"),
@@ -403,7 +403,7 @@ class Arguments:
             scope=scope,
             detects_rules=self.detect_rules,
             refs=refs,
-            config=_hash((*written, recall, self.say_absent, alias, terms.family, scope, refs, terms.window)),
+            config=blake2b(repr(facts).encode(), digest_size=12).hexdigest(),
         )
 
 
@@ -439,10 +439,6 @@ def _rebuild(kind: type[Arguments], given: dict[str, Any]) -> Arguments:
 
 def _differs(value: object, argument: Field[Any]) -> bool:
     return type(value) is not type(argument.default) or value != argument.default
-
-
-def _hash(choices: tuple[object, ...]) -> str:
-    return blake2b(repr(choices).encode(), digest_size=12).hexdigest()
 
 
 def _check_choice(name: str, value: object) -> None:

@@ -69,13 +69,13 @@ class RecordConversationStore(ConversationStore):
     async def read_record(self, conversation_id: str) -> ConversationRecord | None:
         """The record for a conversation; None if the store does not have it."""
         work = partial(conversations.find_conversation, conversation_id=conversation_id)
-        found = await self.store.perform(work)
-        return None if found is None else self._record(found)
+        stored = await self.store.perform(work)
+        return None if stored is None else self._facts.validate_json(stored.state)
 
     async def read_records(self, *, scope: str | None = None, limit: int | None = None) -> Sequence[ConversationRecord]:
         """All records or those of a scope, newest first."""
-        found = await self.store.perform(partial(conversations.conversations, scope=scope, limit=limit))
-        return [self._record(one) for one in found]
+        stored = await self.store.perform(partial(conversations.conversations, scope=scope, limit=limit))
+        return [self._facts.validate_json(conversation.state) for conversation in stored]
 
     async def write_record(
         self,
@@ -91,9 +91,18 @@ class RecordConversationStore(ConversationStore):
             StoreError: The record could not be saved; nothing was written.
         """
         log = [LogEntry(id=entry.id, parent=entry.parent_id, body=message_body(entry.message)) for entry in new_entries]
+        conversation = StoredConversation(
+            conversation_id=record.conversation_id,
+            scope=record.scope,
+            head=record.head_id,
+            branches=tuple(record.branches),
+            state=self._facts.dump_json(record).decode(),
+            revision=record.revision,
+            updated_at=record.updated_at,
+        )
         work = partial(
             conversations.write_conversation,
-            conversation=self._conversation(record),
+            conversation=conversation,
             entries=log,
             expected=expected_revision,
             text_of=self._text,
@@ -135,20 +144,6 @@ class RecordConversationStore(ConversationStore):
     async def close(self) -> None:
         """Close the store; the next use opens it again."""
         await self.store.close()
-
-    def _conversation(self, record: ConversationRecord) -> StoredConversation:
-        return StoredConversation(
-            conversation_id=record.conversation_id,
-            scope=record.scope,
-            head=record.head_id,
-            branches=tuple(record.branches),
-            state=self._facts.dump_json(record).decode(),
-            revision=record.revision,
-            updated_at=record.updated_at,
-        )
-
-    def _record(self, found: StoredConversation) -> ConversationRecord:
-        return self._facts.validate_json(found.state)
 
     def _text(self, body: bytes) -> str:
         return searchable(self._reader.one(load_messages([body])[0]))

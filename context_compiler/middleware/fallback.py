@@ -42,8 +42,12 @@ from context_compiler.resilience import attempt, try_await
 
 async def fallback(compiler: CompilerState, run: Run, request: Request, host: Host, error: Exception) -> Result:
     """Make the view that is sent after `error` prevented the normal one. Never raises."""
-    budget, allowed = _ceiling(compiler, run, request)
+    budget, allowed = compiler.arguments.whole_budget(request)
+    if allowed is None and run.refused:
+        allowed = budget
     ratio = run.ratios.of(request.family)
+    if allowed is not None:
+        allowed = int(allowed * (run.tight / ratio))  # in exact tokens
 
     def why(name: str) -> str:
         return f"{type(error).__name__}: {error}; {request.instead or f'sent: {name}'}"
@@ -60,16 +64,7 @@ async def fallback(compiler: CompilerState, run: Run, request: Request, host: Ho
     )
     whole = dict(enumerate(request.messages))
     messages, name = (whole, "raw history") if allowed is None else (cut.value, "the last exchange")
-    return _bare_result(compiler, run, request, messages or whole, (budget, allowed), why(name))
-
-
-def _ceiling(compiler: CompilerState, run: Run, request: Request) -> tuple[int, int | None]:
-    """Budget and maximum for this request in exact tokens; a maximum of None means no limit."""
-    budget, allowed = compiler.arguments.whole_budget(request)
-    if allowed is None and run.refused:
-        allowed = budget
-    share = run.tight / run.ratios.of(request.family)
-    return budget, None if allowed is None else int(allowed * share)
+    return _bare_result(compiler, run, request, messages or whole, budget, allowed, why(name))
 
 
 async def _last_good_view(read: Callable[[], RequestContext]) -> Result | None:
@@ -119,20 +114,15 @@ def _bare_result(
     run: Run,
     request: Request,
     kept: Mapping[int, ModelMessage],
-    ceiling: tuple[int, int | None],
+    budget: int,
+    allowed: int | None,
     why: str,
 ) -> Result:
-    """Build a result without a plan; a history that cannot be read is left empty.
+    """Build a result without a plan that sends the messages `kept`, by raw position.
 
-    Args:
-        compiler: State shared by all runs.
-        run: The run.
-        request: The request.
-        kept: Messages to send by raw position.
-        ceiling: Budget, and maximum in exact tokens or None.
-        why: Error text of the view.
+    A history that cannot be read is left empty. `allowed` is the maximum in exact tokens; None is no limit.
     """
-    (budget, allowed), messages = ceiling, list(kept.values())
+    messages = list(kept.values())
     raw = attempt(lambda: compiler.reader.read(request.messages)).value or EMPTY
     sent = attempt(lambda: compiler.reader.read(messages)).value or EMPTY
     sections = {FIXED: request.overhead, "messages": sent.tokens}

@@ -89,7 +89,7 @@ class LastRequests:
             return None
         tip, sent = last.view_tip, _tip_only(last.view_tip)
         if tip is not None and not last.status.startswith("raw") and last.tokens_sent <= COMPARED:
-            bodies = await archive.bodies(tip)
+            bodies = await archive.access.read(lambda store: store.chain(tip))
             sent = (self._reader.read(load_messages(bodies)).view_chain.ids if bodies else ()) or sent
         return _Request(hash=last.request_hash, sent=sent, raw=_tip_only(last.raw_tip))
 
