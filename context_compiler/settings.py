@@ -119,7 +119,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, read in _RULES.items():
-            object.__setattr__(self, name, _read(name, read, getattr(self, name)))
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, read(value))
+            except ValueError as allowed:
+                raise SettingsError(f"{name.upper()}={value!r}: give {allowed}") from None
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> Self:
@@ -142,13 +146,6 @@ _RULES: dict[str, Callable[[object], object]] = {
     "context_compiler_vault": _folder,
     "context_compiler_timeout": _seconds,
 }
-
-
-def _read(name: str, read: Callable[[object], object], value: object) -> object:
-    try:
-        return read(value)
-    except ValueError as allowed:
-        raise SettingsError(f"{name.upper()}={value!r}: give {allowed}") from None
 
 
 KEYS = tuple(

@@ -27,6 +27,4 @@ __all__ = [
     "read_directives",
 ]
 
-_HOMES = {"pipeline.workflow": tuple(__all__)}
-
-__getattr__, __dir__ = lazy_exports(__name__, _HOMES)
+__getattr__, __dir__ = lazy_exports(__name__, {"pipeline.workflow": __all__})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from inspect import isawaitable
 from typing import Any
 
 from pydantic_ai.tools import RunContext
@@ -18,7 +17,7 @@ from context_compiler.messages.rules import Rule
 from context_compiler.middleware.arguments import DeclaredRule
 from context_compiler.middleware.state import RequestContext, Run
 from context_compiler.record.values import Drop
-from context_compiler.resilience import try_await
+from context_compiler.resilience import call, try_await
 
 
 async def declared_rules(
@@ -45,8 +44,7 @@ async def declared_rules(
 
 async def _answer(rule: Callable[[RunContext[Any]], object], ctx: RunContext[Any]) -> str:
     """Rule that a function returns; empty for None."""
-    answer = rule(ctx)
-    text: object = await answer if isawaitable(answer) else answer
+    text: object = await call(rule, ctx)
     if text is not None and not isinstance(text, str):
         raise SettingsError(f"rules=: a function returned {type(text).__name__}: return a text or None")
     return text or ""

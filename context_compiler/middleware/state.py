@@ -273,13 +273,12 @@ class Pending:
 
     def find(self, conversation: Conversation, history: History, config: str) -> PendingCompile | None:
         """The compile of a conversation by its label, or by a matching history if the host renames each run."""
-        found = self._all.get(conversation)
-        others = (one for one in reversed(self._all.values()) if one.fits(history, config))
-        return found if found is not None else next(others, None)
+        fitting = (job for job in reversed(self._all.values()) if job.fits(history, config))
+        return self._all.get(conversation) or next(fitting, None)
 
-    def add(self, one: PendingCompile) -> None:
+    def add(self, job: PendingCompile) -> None:
         """Add a compile; if there are too many, the oldest is cancelled."""
-        self._all[one.context.request.conversation] = one
+        self._all[job.context.request.conversation] = job
         while len(self._all) > PENDING:
             self._note_unused(self._all.pop(next(iter(self._all)))).cancel()
 
@@ -290,11 +289,11 @@ class Pending:
         del self._all[job.context.request.conversation]
         return True
 
-    def _note_unused(self, one: PendingCompile) -> PendingCompile:
+    def _note_unused(self, job: PendingCompile) -> PendingCompile:
         """Remember a finished compile that no request will use, so that its cost is recorded."""
-        if one.task.done():
-            self._unused.append(one)
-        return one
+        if job.task.done():
+            self._unused.append(job)
+        return job
 
     def take_unused(self) -> list[PendingCompile]:
         """Return and clear the finished compiles that no request used."""
@@ -320,7 +319,7 @@ class CompilerState:
     settings: Settings = field(default_factory=Settings)
     drops: Memo[Named, tuple[Cycle, ListedDrops]] = field(default_factory=lambda: Memo(DROPS))
     """Drops of recent cycles."""
-    pending: Pending = field(default_factory=lambda: Pending())
+    pending: Pending = field(default_factory=Pending)
     """Background compiles."""
     rules: Memo[str, Found] = field(default_factory=lambda: Memo(DROPS))
     """Rules found in recent histories, by their tips."""
