@@ -68,8 +68,8 @@ def resolve_fidelity(edge: object, node: object, pipeline: object) -> Fidelity:
     The arguments may be any objects with the attribute `fidelity` or, for a pipeline, `default_fidelity`. None and
     blank values count as unset. An unknown mode is skipped, with a warning in the log.
     """
-    for thing, name in ((edge, "fidelity"), (node, "fidelity"), (pipeline, "default_fidelity")):
-        value = _attribute_text(thing, name)
+    for level, name in ((edge, "fidelity"), (node, "fidelity"), (pipeline, "default_fidelity")):
+        value = _attribute_text(level, name)
         if value:
             try:
                 return Fidelity.parse(value, where=name)

@@ -283,7 +283,6 @@ class Archive:
         return Blocks.from_json(stored.state, config) if stored is not None else None
 
     async def _known_actions(self, store: Store | None, session_id: str) -> list[Action]:
-        """User actions on a conversation, oldest first: those on the record, else those of this process."""
         if isinstance(store, Steered):
             actions = await store.actions(session_id, self._arguments.place)
             self._actions.keep((self.owner, session_id), tuple(actions))
@@ -309,7 +308,7 @@ class Archive:
 
     async def save_action(
         self, session_id: str, action: Action, began: Moment, *, after: int, row: Compile | None = None
-    ) -> Action:
+    ) -> None:
         """Save a user action on a conversation, and the compile that it made; later pins do not prevent a compile.
 
         Raises:
@@ -330,7 +329,6 @@ class Archive:
             await self.keep_unsent(row, began)
             action = replace(action, number=after + 1)
         self._actions.keep((self.owner, session_id), (*(self._actions.get((self.owner, session_id)) or ()), action))
-        return action
 
     async def keep_unsent(self, row: Compile | None, began: Moment) -> None:
         """Save a compile that no request used, if a model was paid for it: it counts as a cost of its session.

@@ -135,9 +135,9 @@ def unused_row(job: PendingCompile) -> Compile | None:
     return _row(job, CompileError("no request used it", model=model, phase="background", usage=made.usage), "skipped")
 
 
-def _charge_once(context: RequestContext, one: PendingCompile, response: SummaryResponse) -> SummaryResponse:
+def _charge_once(context: RequestContext, job: PendingCompile, response: SummaryResponse) -> SummaryResponse:
     """The response, without its usage and cost if another run has paid for it: exactly one run pays."""
-    return response if context.compiler.pending.take(one) else replace(response, usage={}, cost=None)
+    return response if context.compiler.pending.take(job) else replace(response, usage={}, cost=None)
 
 
 def _reason_unusable(context: RequestContext, job: PendingCompile, host: Host) -> str | None:
@@ -149,13 +149,13 @@ def _reason_unusable(context: RequestContext, job: PendingCompile, host: Host) -
     return None if job.fits(context.history, context.policy.config) else "the history has changed since"
 
 
-def _row(one: PendingCompile, error: CompileError, status: str = "failed") -> Compile:
-    begun = one.context
-    return _with_note(one, failed_row(one.where, begun.history, begun.policy, one.request, error), status)
+def _row(job: PendingCompile, error: CompileError, status: str = "failed") -> Compile:
+    begun = job.context
+    return _with_note(job, failed_row(job.where, begun.history, begun.policy, job.request, error), status)
 
 
-def _with_note(one: PendingCompile, row: Compile, status: str = "") -> Compile:
+def _with_note(job: PendingCompile, row: Compile, status: str = "") -> Compile:
     """The row with a note in its status that the compile was made in the background."""
     word, _, reasons = row.status.partition("; ")
-    notes = [status or word, f"{BACKGROUND} since turn {one.where.turn_index + 1}", reasons]
+    notes = [status or word, f"{BACKGROUND} since turn {job.where.turn_index + 1}", reasons]
     return replace(row, status="; ".join(filter(None, notes)))

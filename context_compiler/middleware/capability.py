@@ -475,8 +475,6 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
 
 
 class _RunHost(RunHost):
-    """Host of one request of a run."""
-
     def __init__(self, compiler: ContextCompiler, ctx: RunContext[Any], given: ModelRequestContext) -> None:
         super().__init__(ctx)
         self._compiler, self._given = compiler, given

@@ -38,7 +38,7 @@ from context_compiler.middleware.next_request import (
 from context_compiler.middleware.off_loop import off_loop
 from context_compiler.middleware.request import Conversation, Host, is_long
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
-from context_compiler.middleware.spending import SummaryCall
+from context_compiler.middleware.spending import SummaryCall, provider_of
 from context_compiler.middleware.state import CompilerState
 from context_compiler.record.values import COMPILE, DISMISS, PIN, UNDO, UNPIN, Action, Compile, Drop, now
 from context_compiler.resilience import Report, try_await
@@ -374,7 +374,7 @@ class Manual:
                 context, context.limits(), where=context.where, ask=there.ask, previous=previous, order=order
             )
 
-        done = await (off_loop(work, host) if is_long(context.request.messages, None) else work(host))
+        done = await (off_loop(work, host) if is_long(context.request.messages) else work(host))
         return done, self._result(upcoming, kind, done, order.focus)
 
     def _result(self, upcoming: NextRequest, kind: str, done: Advance, focus: str) -> CompileResult:
@@ -410,11 +410,10 @@ class Manual:
         return await read_next_request(self._state, self._archive, self._ratios, session, profile=profile, model=model)
 
 
-def _model_and_cost(found: NextRequest, usage: Mapping[str, int], cost: str | None = None) -> dict[str, Any]:
-    """Name of the model that writes a summary, and the cost of its usage."""
-    name, provider = model_alias(found.writer), None if isinstance(found.writer, str) else found.writer.system
-    known = Decimal(cost) if cost is not None else cost_of(name, usage, provider)
-    return {"model": name, "cost": known}
+def _model_and_cost(upcoming: NextRequest, usage: Mapping[str, int], cost: str | None = None) -> dict[str, Any]:
+    name, provider = model_alias(upcoming.writer), provider_of(upcoming.writer)
+    price = Decimal(cost) if cost is not None else cost_of(name, usage, provider)
+    return {"model": name, "cost": price}
 
 
 def _checked_focus(text: str) -> str:

@@ -198,7 +198,6 @@ def _read(arguments: Arguments, messages: Sequence[ModelMessage], session: str |
 async def _layer_block(
     layers: LayerSource | None, role: str | Need | None, session: str | None, context: RequestContext, room: int
 ) -> LayerBlock:
-    """The layers to put before the prompt."""
     if layers is None and role is None:
         return NO_LAYERS
     if layers is None or role is None or session is None:

@@ -81,7 +81,6 @@ def quoted_mentions(
 def _fitting(
     mentions: Sequence[tuple[float, Mention]], room: int, counter: TokenCounter
 ) -> list[tuple[float, Mention]]:
-    """The first mentions that fit into `room` tokens."""
     taken: list[tuple[float, Mention]] = []
     for score, mention in mentions:
         cost = counter.text(mention.line) + 1

@@ -36,8 +36,6 @@ MAX_RUNS = 64
 
 
 class _ProcessorHost(RunHost):
-    """Host of a run as a processor sees it."""
-
     def __init__(self, ware: Middleware, ctx: RunContext[Any]) -> None:
         super().__init__(ctx)
         self._middleware = ware

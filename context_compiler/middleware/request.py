@@ -288,7 +288,6 @@ def _as_prompt(part: ModelRequestPart) -> ModelRequestPart:
 
 
 def _only_answers(request: ModelRequest) -> bool:
-    """True if a request contains only answers to calls."""
     return all(part.part_kind in ("tool-return", "retry-prompt", "retry-feedback") for part in request.parts)
 
 

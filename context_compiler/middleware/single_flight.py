@@ -314,9 +314,7 @@ class Summaries:
 
     async def refusal(self, call: SummaryCall) -> str | None:
         """Reason why the spend limit forbids such a summary; None if it does not."""
-        if self._spending is None:
-            return None
-        return (await self._spending.estimate(call))[1]
+        return None if self._spending is None else (await self._spending.estimate(call))[1]
 
     async def _ask(self, call: SummaryCall, *, claims: bool = False) -> SummaryResponse:
         """Make one summary that is not remembered, or share the call of another run.

@@ -77,7 +77,7 @@ class Spending:
     async def estimate(self, call: SummaryCall) -> tuple[Decimal, str | None]:
         """The maximum cost of a compile, and the reason if it would be refused; nothing is reserved."""
         alias, cap = model_alias(call.writer), call.cap
-        price = highest_price(alias, _provider(call.writer))
+        price = highest_price(alias, provider_of(call.writer))
         if price is None:
             unpriced = f"no price is known for {safe_line(alias)}"
             return Decimal(0), f"{unpriced}, so its compiles cannot be held to a limit of {dollars(self._limit)}"
@@ -108,10 +108,11 @@ class Spending:
         if left := self._under_way.pop(key, Decimal(0)) - held:
             self._under_way[key] = left
         usage = response.usage if response is not None else {}
-        cost = cost_of(model_alias(writer), usage, _provider(writer)) if usage else Decimal(0)
+        cost = cost_of(model_alias(writer), usage, provider_of(writer)) if usage else Decimal(0)
         if cost is None or cost:
             self._spent.keep(key, (self._spent.get(key) or Decimal(0)) + (held if cost is None else cost))
 
 
-def _provider(writer: Model | str) -> str | None:
+def provider_of(writer: Model | str) -> str | None:
+    """Provider of a model, by the host's name for it; None for a model given by its name."""
     return None if isinstance(writer, str) else writer.system

@@ -126,8 +126,6 @@ async def ask(
 
 
 class _Writer:
-    """One summary that is being written."""
-
     def __init__(self, agent: Agent[None, str], cap: int, counter: TokenCounter, name: str) -> None:
         self._agent, self._cap, self._counter, self._name = agent, cap, counter, name
         self._spent = RunUsage()

@@ -139,10 +139,9 @@ class Everything(AbstractCapability[Any]):
         return noted if whole else await LiveSession([]).request(messages)
 
 
-def grid_of(budget: int, recalls: Iterable[Amount] = RECALLS) -> list[Setting]:
+def grid_of(budget: int, recalls: Sequence[Amount] = RECALLS) -> list[Setting]:
     """The settings that are tried around a budget."""
-    values = tuple(recalls)
-    return [(int(size * budget), value) for size in SIZES for value in values]
+    return [(int(size * budget), value) for size in SIZES for value in recalls]
 
 
 async def replay_grid(
@@ -176,7 +175,8 @@ async def replay_whole(messages: Sequence[ModelMessage], reader: Reader, *, last
 def with_fixed(sent: Iterable[Sent], tokens: int) -> list[Sent]:
     """Requests with instructions and schemas of some tokens, which the prompt cache contains from the second on."""
     return [
-        replace(one, tokens=one.tokens + tokens, cached=one.cached + tokens * (at > 0)) for at, one in enumerate(sent)
+        replace(request, tokens=request.tokens + tokens, cached=request.cached + tokens * (index > 0))
+        for index, request in enumerate(sent)
     ]
 
 
