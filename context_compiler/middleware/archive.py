@@ -207,10 +207,9 @@ class Archive:
         self._cycles.keep((cycle.needs, cycle.config), cycle)
         if self._records_cycles:
             return
-        made = self._session_cycles.get((self.owner, session_id)) or ()
-        self._session_cycles.keep(
-            (self.owner, session_id), (*(earlier for earlier in made if earlier.needs != cycle.needs), cycle)[-STEPS:]
-        )
+        key = self.owner, session_id
+        earlier = (made for made in self._session_cycles.get(key) or () if made.needs != cycle.needs)
+        self._session_cycles.keep(key, (*earlier, cycle)[-STEPS:])
 
     def remember_blocks(self, blocks: Blocks) -> None:
         """Keep recall blocks in memory under the chain id of their prompt."""
@@ -297,14 +296,13 @@ class Archive:
 
     async def actions(self, session_id: str) -> list[Action]:
         """User actions on a conversation, oldest first: those on the record, else those of this process."""
-        work = partial(self._known_actions, session_id=session_id)
 
         async def read(store: Store) -> list[Action]:
             await self.access.see_removals(store)
-            return await work(store)
+            return await self._known_actions(store, session_id)
 
         recorded = await self.access.read(read) if self.keeps_content else None
-        return await work(None) if recorded is None else recorded
+        return await self._known_actions(None, session_id) if recorded is None else recorded
 
     async def save_action(
         self, session_id: str, action: Action, began: Moment, *, after: int, row: Compile | None = None

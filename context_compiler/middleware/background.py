@@ -97,9 +97,7 @@ async def finish(
     begun = job.context
     done = await advance(begun, job.limits, where=job.where, ask=answer, previous=job.previous)
     valid = valid_cycle(done.cycle, context.history, context.policy.config)
-    cycle = (
-        restore_late_calls(valid, context.history, context.pairing, context.base) if valid is not None else done.cycle
-    )
+    cycle = done.cycle if valid is None else restore_late_calls(valid, context.history, context.pairing, context.base)
     return replace(done, cycle=cycle, row=done.row and _with_note(job, done.row)), None, None
 
 

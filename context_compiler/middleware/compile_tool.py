@@ -6,7 +6,7 @@ the run starts a cycle with it, and `undo_compile` reverts it.
 
 from __future__ import annotations
 
-from context_compiler.compiler.advance import Advance, advance, select
+from context_compiler.compiler.advance import advance, select
 from context_compiler.compiler.cycle import valid_cycle
 from context_compiler.compiler.steering import Order
 from context_compiler.messages.fences import clip
@@ -69,9 +69,8 @@ async def _compile(context: RequestContext, host: Host, order: Order) -> str:
     if not chosen.out or saved < max(MIN_GAIN, before // SHARE):
         most = f"{round(max(0, saved) * ratio):,} of {round(before * ratio):,} tokens"
         return f"Nothing was compiled: it would save at most {most}. {GO_ON}"
-    done: Advance = await advance(
-        context, limits, where=context.where, ask=summary_callback(context, host), previous=cycle, order=order
-    )
+    ask = summary_callback(context, host)
+    done = await advance(context, limits, where=context.where, ask=ask, previous=cycle, order=order)
     after = assemble_view(context, done.cycle, "compiled", done).cost
     run.prepared = done
     return (

@@ -68,8 +68,7 @@ class RecordConversationStore(ConversationStore):
 
     async def read_record(self, conversation_id: str) -> ConversationRecord | None:
         """The record for a conversation; None if the store does not have it."""
-        work = partial(conversations.find_conversation, conversation_id=conversation_id)
-        stored = await self.store.perform(work)
+        stored = await self.store.perform(partial(conversations.find_conversation, conversation_id=conversation_id))
         return None if stored is None else self._facts.validate_json(stored.state)
 
     async def read_records(self, *, scope: str | None = None, limit: int | None = None) -> Sequence[ConversationRecord]:

@@ -59,9 +59,8 @@ async def fallback(compiler: CompilerState, run: Run, request: Request, host: Ho
             continue
         view = replace(result.view, status="fallback", error=why(name))
         return replace(result, view=view, row=run.failed or result.row)
-    cut = attempt(
-        lambda: last_exchange(request.messages, None if allowed is None else max(0, allowed - request.overhead))
-    )
+    limit = None if allowed is None else max(0, allowed - request.overhead)
+    cut = attempt(lambda: last_exchange(request.messages, limit))
     whole = dict(enumerate(request.messages))
     messages, name = (whole, "raw history") if allowed is None else (cut.value, "the last exchange")
     return _bare_result(compiler, run, request, messages or whole, budget, allowed, why(name))

@@ -351,9 +351,8 @@ class Manual:
         upcoming = await self._read(session, "none")
         wanted = " ".join(words.split()).casefold()
         users = [rule for rule in upcoming.context.rules if rule.position >= 0]
-        rule = next(
-            (candidate for candidate in reversed(users) if wanted and wanted in candidate.text.casefold()), None
-        )
+        matches = (rule for rule in reversed(users) if wanted and wanted in rule.text.casefold())
+        rule = next(matches, None)
         if rule is None:
             shown = one_line(words, EXCERPT)
             raise SettingsError(f"rule={shown!r}: no rule of the user contains that; `rules` lists them")

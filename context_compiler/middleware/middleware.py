@@ -123,9 +123,8 @@ class Middleware:
         await self._prepare()
         archive = await self.archive_of(owner)
         with operation():
-            return await work(
-                Manual(self.state, archive, self.ratios, self._profiles.get, self._summaries, self.report)
-            )
+            manual = Manual(self.state, archive, self.ratios, self._profiles.get, self._summaries, self.report)
+            return await work(manual)
 
     async def view(self, run: Run, request: Request, host: Host) -> View:
         """Make and record the view of a request. Raises nothing but cancellation."""
@@ -466,9 +465,8 @@ class Middleware:
 
     async def finish_run(self, run: Run, ctx: RunContext[Any], messages: list[ModelMessage]) -> None:
         """Archive the raw history of a run including its last answer."""
-        history = (
-            await try_await(read_history(self.state.reader, run, [*self._before(run, messages), *messages]))
-        ).value
+        whole = [*self._before(run, messages), *messages]
+        history = (await try_await(read_history(self.state.reader, run, whole))).value
         await self._record_unused()
         if history is not None and messages:
             since = (archive := self.archive.scoped(await self.owner_of(ctx))).access.moment()

@@ -134,9 +134,8 @@ class NextRequest:
             for item in self.raw.readings[index].items
             if item.mark is None and words in " ".join(item.text.split()).casefold()
         ]
-        return next(
-            (index for index in matches if self.raw.readings[index].has_prompt), matches[0] if matches else None
-        )
+        prompts = (index for index in matches if self.raw.readings[index].has_prompt)
+        return next(prompts, matches[0] if matches else None)
 
     def order(self, focus: str, start: int | str | None) -> Order:
         """The compile to make; with `start`, it begins at the turn of that message."""

@@ -148,10 +148,8 @@ def _check(arguments: Arguments, alias: str) -> None:
     if arguments.counter == PROVIDER:
         raise SettingsError("counter='provider': a provider counts whole requests, which only an agent's run has")
     if alias and arguments.budget_unpriced(alias, None):
-        budget = f"budget={str(arguments.budget)!r}"
-        raise SettingsError(
-            f"{budget}: no price is known for model={alias!r}; give a budget in tokens, or another model"
-        )
+        unpriced = f"budget={str(arguments.budget)!r}: no price is known for model={alias!r}"
+        raise SettingsError(f"{unpriced}; give a budget in tokens, or another model")
 
 
 def _check_messages(messages: object) -> None:
@@ -230,9 +228,8 @@ async def _save(record: Record, result: Result, store: str | Path | Store | None
         return record
     opened = open_store(store)
     try:
-        return await opened.save(
-            Entry(record=record, raw=result.raw.chain, view=result.sent.view_chain, compile=result.row)
-        )
+        entry = Entry(record=record, raw=result.raw.chain, view=result.sent.view_chain, compile=result.row)
+        return await opened.save(entry)
     finally:
         if opened is not store:
             await opened.close()

@@ -41,9 +41,8 @@ class _ProcessorHost(RunHost):
         self._middleware = ware
 
     async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
-        return await self._middleware.begin(
-            await self._middleware.owner_of(self._ctx), session_of(self._ctx), ids, config
-        )
+        owner = await self._middleware.owner_of(self._ctx)
+        return await self._middleware.begin(owner, session_of(self._ctx), ids, config)
 
     async def ask(self, request: SummaryRequest) -> SummaryResponse:
         call = await self._middleware.summary_call(self._ctx, request.key, request.prompts, request.cap)

@@ -230,6 +230,7 @@ _SPEAKERS = {
     Kind.PIN: "user",
     Kind.TEXT: "assistant",
     Kind.MEDIA: "assistant",
+    Kind.CALL: "assistant called",
     Kind.RETURN: "tool",
     Kind.FEEDBACK: "retry",
     Kind.COMPACTION: "summary",
@@ -240,11 +241,7 @@ def _lines(items: Sequence[Item], position: int) -> list[str]:
     """Lines of a message, one per part with its speaker; parts of the host or this package are left out."""
     lines: list[str] = []
     for item in items:
-        if item.mark is not None or not item.text.strip():
-            continue
-        if item.kind is Kind.CALL:
-            lines.append(f"[m{position} · assistant called {item.tool}] {item.text}")
-        elif item.kind in _SPEAKERS:
-            who = f"{_SPEAKERS[item.kind]} {item.tool}" if item.kind is Kind.RETURN else _SPEAKERS[item.kind]
-            lines.append(f"[m{position} · {who}] {item.text}")
+        if item.mark is None and item.text.strip() and item.kind in _SPEAKERS:
+            tool = f" {item.tool}" if item.kind in (Kind.CALL, Kind.RETURN) else ""
+            lines.append(f"[m{position} · {_SPEAKERS[item.kind]}{tool}] {item.text}")
     return lines

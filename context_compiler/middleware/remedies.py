@@ -137,9 +137,8 @@ async def find_remedy(
     wanted = _flat(words or searchable(reader.one(raw[position])))
 
     async def view_has(budget: int, recall: float | None = None) -> bool:
-        view = (
-            await try_await(compile_again(raw, record, template, budget=budget, fidelity=fidelity, recall=recall))
-        ).value
+        made = compile_again(raw, record, template, budget=budget, fidelity=fidelity, recall=recall)
+        view = (await try_await(made)).value
         texts = [searchable(reader.one(message)) for message in view.messages] if view is not None else []
         return bool(wanted) and wanted in _flat("\n".join(texts))
 
