@@ -66,10 +66,6 @@ def _none_or_type(*kinds: type[object]) -> Callable[[object], bool]:
     return lambda value: value is None or isinstance(value, kinds)
 
 
-def _is_flag(value: object) -> bool:
-    return isinstance(value, bool)
-
-
 def _is_rule(value: object) -> bool:
     return callable(value) or (isinstance(value, str) and bool(value.strip()))
 
@@ -78,6 +74,8 @@ def _is_seconds(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
+_FLAG: tuple[Callable[[object], bool], str] = (lambda value: isinstance(value, bool), "True or False")
+
 ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "template": (lambda value: isinstance(value, str | Template), "a name or a Template"),
     "model": (_none_or_type(str, Model), "a model or its name"),
@@ -85,7 +83,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "vault": (_none_or_type(str, Path), "a folder"),
     "system": (_none_or_type(str, Path), "a folder"),
     "vault_name": (lambda value: isinstance(value, str), "a name"),
-    **dict.fromkeys(("every_turn", "compile_tool", "background", "dry_run", "probe"), (_is_flag, "True or False")),
+    **dict.fromkeys(("every_turn", "compile_tool", "background", "dry_run", "probe"), _FLAG),
     "reflections": (_none_or_type(ReflectionPolicy), "a ReflectionPolicy"),
     "timeout": (_is_seconds, "seconds above 0"),
     "record_timeout": (lambda value: value is None or _is_seconds(value), "seconds above 0, or None"),
@@ -100,7 +98,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
         lambda value: not isinstance(value, str) and all(map(_is_rule, cast("Iterable[object]", value))),
         "a list of texts, or functions from a run to a text or None",
     ),
-    **dict.fromkeys(("say_absent", "detect_rules"), (_is_flag, "True or False")),
+    **dict.fromkeys(("say_absent", "detect_rules"), _FLAG),
     "owner": (lambda value: value is None or isinstance(value, str) or callable(value), "a name or a function"),
 }
 """Checks of arguments that nothing else checks, with the text of the error: a YAML spec passes any value."""
@@ -209,8 +207,8 @@ class Arguments:
         for name, value in arguments.items():
             error = attempt(partial(pickle.dumps, value)).error
             if error is not None:
-                what = f"{name}={value!r:.80} cannot be pickled ({error})"
-                raise pickle.PicklingError(f"{what}: make the compiler in the process that uses it") from error
+                fault = f"{name}={value!r:.80} cannot be pickled ({error})"
+                raise pickle.PicklingError(f"{fault}: make the compiler in the process that uses it") from error
         return _rebuild, (type(self), arguments)
 
     def __repr__(self) -> str:
@@ -261,10 +259,10 @@ class Arguments:
             raise SettingsError(
                 "every_turn=True compiles around each prompt, not in the background: give one of the two"
             )
-        for name, (allowed, what) in ALLOWED.items():
+        for name, (allowed, choices) in ALLOWED.items():
             if not allowed(value := getattr(self, name)):
                 hint = _template_hint(value) if name == "template" else ""
-                raise SettingsError(f"{name}={value!r:.80}: give {what}{hint}")
+                raise SettingsError(f"{name}={value!r:.80}: give {choices}{hint}")
         self._check_owner()
         check_budget(self.budget, name="budget")
         self.spend_limit()

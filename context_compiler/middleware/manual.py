@@ -416,11 +416,7 @@ def _model_and_cost(upcoming: NextRequest, usage: Mapping[str, int], cost: str |
 
 
 def _checked_focus(text: str) -> str:
-    """Strip a focus and check its length.
-
-    Raises:
-        SettingsError: The focus is too long.
-    """
+    """Strip a focus; SettingsError if it is too long."""
     text = text.strip()
     if len(text) > MAX_FOCUS:
         raise SettingsError(f"focus: {len(text):,} characters; give at most {MAX_FOCUS:,}")

@@ -120,8 +120,8 @@ class NextRequest:
             position = self._find_words(" ".join(str(message).split()).casefold())
         if position is None:
             last = self.context.outline.turns[:-1][-1].index + 1
-            what = f"give turn 1 to turn {last}, m0 to m{self.length - 1}, or words of a message"
-            raise SettingsError(f"{argument}={one_line(str(message), EXCERPT)!r}: there is no such message; {what}")
+            remedy = f"give turn 1 to turn {last}, m0 to m{self.length - 1}, or words of a message"
+            raise SettingsError(f"{argument}={one_line(str(message), EXCERPT)!r}: there is no such message; {remedy}")
         return position
 
     def _find_words(self, words: str) -> int | None:

@@ -139,11 +139,7 @@ async def compile_view(
 
 
 def _check(arguments: Arguments, alias: str) -> None:
-    """Check the arguments, and that none of them needs a run.
-
-    Raises:
-        SettingsError: An argument is wrong or needs a run.
-    """
+    """Check the arguments; SettingsError if one is wrong or needs a run."""
     arguments.check()
     if arguments.counter == PROVIDER:
         raise SettingsError("counter='provider': a provider counts whole requests, which only an agent's run has")
@@ -153,11 +149,7 @@ def _check(arguments: Arguments, alias: str) -> None:
 
 
 def _check_messages(messages: object) -> None:
-    """Check that `messages` is a history of the host.
-
-    Raises:
-        SettingsError: It is not a list, contains something other than messages, or has no request.
-    """
+    """Check a history; SettingsError if it is no list, contains anything but messages, or has no request."""
     remedy = "give a list of the host's messages, such as result.all_messages()"
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise SettingsError(f"messages is of type {type(messages).__name__}: {remedy}")
@@ -179,8 +171,8 @@ def _read(arguments: Arguments, messages: Sequence[ModelMessage], session: str |
     history = compiler.reader.read(messages[: last + 1])
     dropped: tuple[Drop, ...] = ()
     if after := len(messages) - len(history):
-        what = "1 message" if after == 1 else f"{after} messages"
-        dropped = (Drop(what=what, reason=AFTER_LAST_REQUEST.text),)
+        later = "1 message" if after == 1 else f"{after} messages"
+        dropped = (Drop(what=later, reason=AFTER_LAST_REQUEST.text),)
     request = Request(
         messages=list(history.messages),
         session_id=session or f"conversation-{history.ids[0][-12:]}",

@@ -207,11 +207,7 @@ class ProviderCounts:
 
 
 async def _sample(compiler: CompilerState, run: Run, request: Request, host: Host) -> Result:
-    """A request to count: raw history, or a view without a model if that is too long.
-
-    Raises:
-        ContextCompilerError: The template or anything else failed.
-    """
+    """A request to count: raw history, or a view without a model if that is too long; errors are those of a view."""
     context = read_request(compiler, run, request, host)
     raw = assemble_view(context, None, "raw")
     if raw.cost <= context.limits().budget:

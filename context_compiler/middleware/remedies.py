@@ -84,12 +84,12 @@ class Remedy:
         above = f", more than the whole history ({self.whole:,})," if (self.budget or 0) > self.whole else ""
         ways = [f"a budget of {self.budget:,}{above}"] if self.budget is not None else []
         ways += [f"recall={self.recall:g}"] if self.recall is not None else []
-        what = f"{self.words!r} of message {self.message}" if self.words else f"message {self.message}"
+        wanted = f"{self.words!r} of message {self.message}" if self.words else f"message {self.message}"
         view = "An agent" if self.live else "A view"
         if not ways:
-            return f"No budget tried keeps {what}."
+            return f"No budget tried keeps {wanted}."
         others = "; another budget may cut elsewhere" if self.budget is not None and self.live else ""
-        return f"{view} with {' or '.join(ways)} would have kept {what}{others}."
+        return f"{view} with {' or '.join(ways)} would have kept {wanted}{others}."
 
     @property
     def _recalled(self) -> str:

@@ -524,11 +524,7 @@ def _write(
     notes: tuple[RuleNote, ...],
     earlier: Result | None,
 ) -> tuple[Opening | None, list[ModelMessage], History]:
-    """Write the messages of a view and read them; without an opening if raw history is sent unchanged.
-
-    Raises:
-        ContextCompilerError: The view is malformed and must not be sent.
-    """
+    """Write the messages of a view and read them; without an opening if raw history is sent unchanged."""
     request, layers, live = context.request, context.request.layers, context.host is not None
     touched = cycle or context.base or layers.text or notes or (live and begins_with_assistant(request.messages))
     if not touched:

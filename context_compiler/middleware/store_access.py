@@ -349,11 +349,7 @@ class StoreAccess:
         return given is None or isinstance(given, str | Path) or type(given).__module__.startswith(PACKAGE)
 
     async def _within_limit(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Await a store operation within the time limit; the stores of this package have their own limits.
-
-        Raises:
-            StoreError: The operation took too long.
-        """
+        """Await a store operation; StoreError after `timeout`. The stores of this package have their own limits."""
         if self._is_own:
             return await work()
         limit = self.arguments.timeout
@@ -388,11 +384,7 @@ class StoreAccess:
 
 
 def _scoped(store: Store, owner: str | None) -> Store:
-    """The store of an owner.
-
-    Raises:
-        StoreError: The store does not support owners.
-    """
+    """The store of an owner; StoreError if the store does not support owners."""
     tenants = cast(Tenants, store)  # checked by name, because this runs often and protocol checks are slow
     if hasattr(store, "scoped") and isinstance(getattr(store, "owner", 0), str | None):
         return store if owner == tenants.owner else tenants.scoped(owner)

@@ -172,11 +172,7 @@ class _Writer:
         return summary_fault(answer, material=material, instructions=ours, previous=previous)
 
     def _failed(self, error: Exception | None, late: Exception, kept: str, done: int) -> SummaryResponse:
-        """The summary of the prompts before a failure.
-
-        Raises:
-            CompileError: There is none.
-        """
+        """The summary of the prompts before a failure; CompileError if there is none."""
         readable = isinstance(error, (AgentRunError, UserError, ImportError)) or error is late
         reason = str(error) if readable else f"{type(error).__name__}: {error}"
         if kept:
