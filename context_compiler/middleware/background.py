@@ -94,8 +94,7 @@ async def finish(
     async def answer(_: SummaryRequest) -> SummaryResponse:
         return response
 
-    begun = job.context
-    done = await advance(begun, job.limits, where=job.where, ask=answer, previous=job.previous)
+    done = await advance(job.context, job.limits, where=job.where, ask=answer, previous=job.previous)
     valid = valid_cycle(done.cycle, context.history, context.policy.config)
     cycle = done.cycle if valid is None else restore_late_calls(valid, context.history, context.pairing, context.base)
     return replace(done, cycle=cycle, row=done.row and _with_note(job, done.row)), None, None

@@ -501,8 +501,7 @@ class _RunHost(RunHost):
         outgoing = self._given
         model, parameters = outgoing.model, outgoing.model_request_parameters
         merged = _merge_requests(countable(model, self.framing(messages), parameters))
-        usage = await model.count_tokens(merged, outgoing.model_settings, parameters)
-        return usage.input_tokens
+        return (await model.count_tokens(merged, outgoing.model_settings, parameters)).input_tokens
 
 
 async def _run_work(work: Callable[[Any], Coroutine[Any, Any, T]], host: Host | None = None) -> T:

@@ -16,7 +16,6 @@ from context_compiler.tokens.prices import cost_of
 
 VIEW_STATUSES = ("raw", "mended", "compiled", "cycle", "fallback", "floor_over_budget", "dry_run")
 COMPILE_STATUSES = ("ok", "deterministic", "refused", "failed", "skipped")
-OTHER = "other"
 
 _METER = get_meter("context_compiler")
 _VIEWS = _METER.create_counter("context_compiler.views", "{view}", "Requests, by status of their view")
@@ -78,4 +77,4 @@ def count_error(error: Exception) -> None:
 
 def label(value: str, known: Collection[str]) -> str:
     """The value if it is known, else `other`."""
-    return value if value in known else OTHER
+    return value if value in known else "other"

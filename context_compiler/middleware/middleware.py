@@ -205,8 +205,7 @@ class Middleware:
         budget, _ = self.arguments.whole_budget(request)
         remedy = "give a budget in tokens, or Money(…, fallback=…)"
         unknown = f"budget={self.arguments.budget!r}: no price is known for {safe_line(request.model)}"
-        error = SettingsError(f"{unknown}, so it is {budget:,} tokens; {remedy}")
-        await self.report_once(request.model, error)
+        await self.report_once(request.model, SettingsError(f"{unknown}, so it is {budget:,} tokens; {remedy}"))
 
     async def _join(self, run: Run, request: Request) -> Request:
         """Prepend the recorded messages before a window, if the application gives only a window of a conversation.

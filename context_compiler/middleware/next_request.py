@@ -114,8 +114,7 @@ class NextRequest:
         if isinstance(message, int) or (named and (named[1] or "t").lower().startswith("m")):
             position = number if 0 <= number < self.length else None
         elif named:
-            turns = self.context.outline.turns[:-1]
-            position = next((turn.start for turn in turns if turn.index + 1 == number), None)
+            position = next((turn.start for turn in self.context.outline.turns[:-1] if turn.index + 1 == number), None)
         else:
             position = self._find_words(" ".join(str(message).split()).casefold())
         if position is None:

@@ -176,8 +176,7 @@ class Recall(AbstractCapability[Any]):
     async def _read(self, ctx: RunContext[Any]) -> tuple[History, Outline]:
         messages = [*(JOINED.get(ctx.run_id or "") or ()), *ctx.messages]
         if self.transcript is not None:
-            outcome = await try_await(self.transcript(session_of(ctx)))
-            messages = outcome.value or messages
+            messages = (await try_await(self.transcript(session_of(ctx)))).value or messages
         history = self._reader.read(messages)
         return history, outline(history, pair(history))
 

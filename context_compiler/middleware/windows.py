@@ -84,8 +84,7 @@ async def _asked_window(address: SplitResult, model: str) -> int | None:
     """The window by llama.cpp's properties, else by the list of models; None if neither names one."""
     root = address.path.rstrip("/").removesuffix("/v1")
     properties = await _get(address, f"{root}/props?model={quote(model, safe='')}")
-    settings = properties.get("default_generation_settings")
-    for facts in (settings, properties):
+    for facts in (properties.get("default_generation_settings"), properties):
         if (window := _window_in(facts)) is not None:
             return window
     listed = (await _get(address, f"{root}/v1/models")).get("data")
