@@ -87,7 +87,8 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "reflections": (_none_or_type(ReflectionPolicy), "a ReflectionPolicy"),
     "timeout": (_is_seconds, "seconds above 0"),
     "record_timeout": (lambda value: value is None or _is_seconds(value), "seconds above 0, or None"),
-    **dict.fromkeys(("on_view", "on_error"), (lambda value: value is None or callable(value), "a function")),
+    "on_view": (lambda value: value is None or callable(value), "a function"),
+    "on_error": (lambda value: value is None or callable(value), "a function"),
     "layers": (lambda value: value is None or isinstance(value, Layers) or callable(value), "a Layers or a function"),
     "role": (
         lambda value: value is None or isinstance(value, Need) or (isinstance(value, str) and value in NEEDS),

@@ -475,9 +475,9 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
 
 
 class _RunHost(RunHost):
-    def __init__(self, compiler: ContextCompiler, ctx: RunContext[Any], given: ModelRequestContext) -> None:
+    def __init__(self, compiler: ContextCompiler, ctx: RunContext[Any], outgoing: ModelRequestContext) -> None:
         super().__init__(ctx)
-        self._compiler, self._given = compiler, given
+        self._compiler, self._outgoing = compiler, outgoing
 
     async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
         return await self._compiler.begin(self._ctx, ids, config)
@@ -490,15 +490,15 @@ class _RunHost(RunHost):
         return await self._compiler._middleware.launch(self._ctx, request)  # pyright: ignore[reportPrivateUsage]
 
     def framing(self, messages: list[ModelMessage]) -> list[ModelMessage]:
-        given = self._given
-        return render_messages(given.model, given.model_settings, given.model_request_parameters, messages)
+        outgoing = self._outgoing
+        return render_messages(outgoing.model, outgoing.model_settings, outgoing.model_request_parameters, messages)
 
     @property
     def counts(self) -> bool:
         return not is_durable(self._ctx)
 
     async def count(self, messages: list[ModelMessage]) -> int:
-        outgoing = self._given
+        outgoing = self._outgoing
         model, parameters = outgoing.model, outgoing.model_request_parameters
         merged = _merge_requests(countable(model, self.framing(messages), parameters))
         return (await model.count_tokens(merged, outgoing.model_settings, parameters)).input_tokens

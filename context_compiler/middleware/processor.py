@@ -52,8 +52,8 @@ class _ProcessorHost(RunHost):
         return await self._middleware.launch(self._ctx, request)
 
     def framing(self, messages: list[ModelMessage]) -> list[ModelMessage]:
-        ctx, given = self._ctx, ModelRequestParameters(function_tools=known_tools(self._ctx))
-        return render_messages(ctx.model, cast("ModelSettings | None", ctx.model_settings), given, messages)
+        ctx, parameters = self._ctx, ModelRequestParameters(function_tools=known_tools(self._ctx))
+        return render_messages(ctx.model, cast("ModelSettings | None", ctx.model_settings), parameters, messages)
 
 
 class CompilingHistoryProcessor:
