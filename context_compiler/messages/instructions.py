@@ -13,7 +13,7 @@ import re
 from context_compiler.cache import Memo
 from context_compiler.ids import text_hash
 from context_compiler.messages.fences import one_line
-from context_compiler.messages.prompts import MAX_SENTENCE, sentence_ends
+from context_compiler.messages.prompts import MAX_SENTENCE, sentence_spans
 
 MAX_CACHED_PROMPTS = 1_024
 """Number of texts whose instructions are cached; the same prompts recur at every compile."""
@@ -154,24 +154,13 @@ def instruction_sentences(text: str) -> tuple[str, ...]:
 
     Fenced code, quoted lines and sentences that look like code are skipped.
     """
-    name = text_hash(text)
-    return _instructions.get_or_make(name, lambda: _find_sentences(text))
+    return _instructions.get_or_make(text_hash(text), lambda: _find_sentences(text))
 
 
 def _find_sentences(text: str) -> tuple[str, ...]:
-    instructions: list[str] = []
-    start = 0
-    fenced = False
-    for end in (*sentence_ends(text), len(text)):
-        sentence, start = text[start:end], end
-        if "```" in sentence or "~~~" in sentence:
-            # An odd number of fences opens or closes a code block.
-            fenced ^= (sentence.count("```") + sentence.count("~~~")) % 2 == 1
-        elif not fenced and 3 < len(sentence) <= MAX_SENTENCE:
-            shown = one_line(sentence, MAX_SENTENCE)
-            if is_instruction(shown):
-                instructions.append(shown)
-    return tuple(instructions)
+    prose = (text[start:end] for start, end, fenced in sentence_spans(text) if not fenced)
+    shown = (one_line(sentence, MAX_SENTENCE) for sentence in prose if 3 < len(sentence) <= MAX_SENTENCE)
+    return tuple(filter(is_instruction, shown))
 
 
 def is_instruction(sentence: str) -> bool:

@@ -52,6 +52,18 @@ def _begins_with_capital(text: str, start: int) -> bool:
     return letter is not None and letter[0].isupper()
 
 
+def sentence_spans(text: str) -> Iterator[tuple[int, int, bool]]:
+    """Start and end of each sentence without a code fence in it, and True if it is in a fenced block."""
+    start, fenced = 0, False
+    for end in (*sentence_ends(text), len(text)):
+        fences = text.count("```", start, end) + text.count("~~~", start, end)
+        if not fences:
+            yield start, end, fenced
+        elif fences % 2:  # an odd number of fences opens or closes a block
+            fenced = not fenced
+        start = end
+
+
 QUESTION_TOKENS = 120
 """Maximum tokens of a question; in a longer prompt, only the first or last paragraph or line can be one."""
 

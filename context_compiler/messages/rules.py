@@ -18,7 +18,7 @@ from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History, Reading
 from context_compiler.messages.instructions import FILLER, LISTED, ORDERS, UNSPACED, is_instruction, plain_sentence
 from context_compiler.messages.items import Kind
-from context_compiler.messages.prompts import PARAGRAPH, sentence_ends
+from context_compiler.messages.prompts import PARAGRAPH, sentence_ends, sentence_spans
 from context_compiler.resilience import OutOfTimeError, in_steps
 
 MAX_CACHED_PROMPTS = 1_024
@@ -130,36 +130,28 @@ _rules: Memo[str, tuple[str, ...]] = Memo(MAX_CACHED_PROMPTS)
 
 def rule_sentences(prompt: str) -> tuple[str, ...]:
     """Rules in a prompt: whole sentences, word for word, each on one line."""
-    name = text_hash(prompt)
-    return _rules.get_or_make(name, lambda: tuple(_rules_of(prompt)))
+    return _rules.get_or_make(text_hash(prompt), lambda: tuple(_own_rules(prompt)))
 
 
-def _rules_of(prompt: str) -> Iterator[str]:
-    return (sentence for sentence, declared in _own_sentences(prompt) if declared or is_rule(sentence))
+def _own_rules(prompt: str) -> Iterator[str]:
+    """Rules among the sentences of a prompt that are its author's own: not quoted, not code, and not pasted.
 
-
-def _own_sentences(prompt: str) -> Iterator[tuple[str, bool]]:
-    """Sentences of a prompt that are its author's own: not quoted, not code, and not pasted.
-
-    What follows a line with a colon at its end is pasted, unless the line announces rules. Each sentence comes with
-    True if its author calls it a rule.
+    What follows a line with a colon at its end is pasted, unless the line announces rules. What its author calls a rule
+    is one.
     """
-    own, fenced = _own_part(prompt), False
+    own = _own_part(prompt)
     quoted = [match.span() for match in _QUOTATION.finditer(own)]
     declared = [match.span("items") for match in _DECLARED.finditer(own)]
-    start = 0
-    for end in (*sentence_ends(own), len(own)):
-        sentence, begin, start = own[start:end], start, end
-        if "```" in sentence or "~~~" in sentence:
-            fenced ^= (sentence.count("```") + sentence.count("~~~")) % 2 == 1
-            continue
+    for start, end, fenced in sentence_spans(own):
         # A full stop and a blank may follow the closing quotation mark.
-        within = any(first < begin < last or (first <= begin and end <= last + 2) for first, last in quoted)
-        shown = LISTED.sub("", one_line(sentence, 2 * MAX_RULE))
-        if shown.endswith((":", "：")) and "\n" in sentence and not _GIVES.search(shown.lower()):
+        within = any(first < start < last or (first <= start and end <= last + 2) for first, last in quoted)
+        shown = LISTED.sub("", one_line(own[start:end], 2 * MAX_RULE))
+        if shown.endswith((":", "：")) and "\n" in own[start:end] and not _GIVES.search(shown.lower()):
             return
-        if not (fenced or within) and 3 < len(shown) <= MAX_RULE:
-            yield shown, any(first <= begin < last for first, last in declared)
+        if fenced or within or not 3 < len(shown) <= MAX_RULE:
+            continue
+        if any(first <= start < last for first, last in declared) or is_rule(shown):
+            yield shown
 
 
 def _own_part(prompt: str) -> str:
