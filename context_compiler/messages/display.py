@@ -58,27 +58,20 @@ FENCES: Mapping[str, str] = {
 }
 """Form of the text inside each fence that a view writes, by the fence's title."""
 
-SECTIONS: Mapping[str, str] = {
-    "instructions and schemas": "instructions and schemas",
-    "summary": "summary",
-    "rules": "rules",
-    "quotes": "quoted from what is left out",
-    "recall": "recalled before prompts",
-    "layers": "layers before the prompt",
-    "other conversations": "recalled from other conversations",
-    "messages": "kept messages",
+_SECTIONS: Mapping[str, tuple[str, str]] = {
+    "instructions and schemas": ("instructions and schemas", CARRIED),
+    "summary": ("summary", SUMMARY),
+    "rules": ("rules", RULE),
+    "quotes": ("quoted from what is left out", QUOTED),
+    "recall": ("recalled before prompts", RECALLED),
+    "layers": ("layers before the prompt", LAYERS),
+    "other conversations": ("recalled from other conversations", RECALLED),
+    "messages": ("kept messages", VERBATIM),
 }
-"""Sections of a token breakdown, with their display names."""
+"""Sections of a token breakdown, with their display names and the forms of their texts."""
 
-_SECTION_FORMS: Mapping[str, str] = {
-    "summary": SUMMARY,
-    "rules": RULE,
-    "quotes": QUOTED,
-    "recall": RECALLED,
-    "layers": LAYERS,
-    "other conversations": RECALLED,
-    "messages": VERBATIM,
-}
+SECTIONS: Mapping[str, str] = {name: shown for name, (shown, _) in _SECTIONS.items()}
+"""Sections of a token breakdown, with their display names."""
 
 _FENCE = re.compile(r"^=== BEGIN ([\w -]+) ===\n(.*?)(?:\n=== END \1 ===$|\Z)", re.MULTILINE | re.DOTALL)
 _LISTED = re.compile(r"\[turn \d+ · \D")
@@ -271,7 +264,7 @@ def bars(sections: Mapping[str, int], whole: int) -> list[Bar]:
     for name, tokens in sections.items():
         if tokens > 0:
             width = 1000 * tokens / total
-            shown, form = SECTIONS.get(name, name), _SECTION_FORMS.get(name, CARRIED)
+            shown, form = _SECTIONS.get(name, (name, CARRIED))
             laid_out.append(Bar(name=shown, form=form, tokens=tokens, start=start, width=width))
             start += width
     return laid_out
