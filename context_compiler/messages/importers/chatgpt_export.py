@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
 
-from pydantic_ai.messages import ModelResponsePart, SystemPromptPart, TextPart, ThinkingPart, UserPromptPart
+from pydantic_ai.messages import ModelResponsePart, TextPart, ThinkingPart
 
-from context_compiler.messages.importers.content import call
-from context_compiler.messages.importers.draft import UNDATED, Draft, Json, kind, mapping, parse_time, sequence, text
+from context_compiler.messages.importers.content import answer, call, system
+from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, parse_time, sequence, text
+from context_compiler.messages.importers.openai_chat import user
 
 _HIDDEN = ("reasoning_recap",)
 """Content types that only repeat other messages."""
@@ -87,22 +87,20 @@ def _part(draft: Draft, part: object) -> str:
     return f"[{type_.removesuffix('_asset_pointer')[:40]}]"
 
 
-def _time(message: Json) -> datetime | None:
-    return parse_time(message.get("create_time"))
+def _entry(message: Json, prose: str) -> Json:
+    return {"content": prose, "timestamp": message.get("create_time")}
 
 
 def _system(draft: Draft, message: Json, prose: str) -> None:
-    when = _time(message)
-    draft.request([SystemPromptPart(content=prose, timestamp=when or UNDATED)], time=when)
+    system(draft, _entry(message, prose))
 
 
 def _user(draft: Draft, message: Json, prose: str) -> None:
     if (mapping(message.get("content")) or {}).get("content_type") == "user_editable_context":
         draft.note("custom instructions kept as a system message")
         _system(draft, message, prose)
-        return
-    when = _time(message)
-    draft.request([UserPromptPart(content=prose, timestamp=when or UNDATED)], time=when)
+    else:
+        user(draft, _entry(message, prose))
 
 
 def _assistant(draft: Draft, message: Json, prose: str) -> None:
@@ -117,15 +115,14 @@ def _assistant(draft: Draft, message: Json, prose: str) -> None:
         part = ThinkingPart(content=prose)
     else:
         part = TextPart(content=prose)
-    response = draft.respond([part], time=_time(message), joins=True)
+    response = draft.respond([part], time=parse_time(message.get("create_time")), joins=True)
     model = text((mapping(message.get("metadata")) or {}).get("model_slug"))
     response.model_name = model or response.model_name
 
 
 def _tool(draft: Draft, message: Json, prose: str) -> None:
-    when = _time(message)
     name = text((mapping(message.get("author")) or {}).get("name"))
-    draft.request([draft.result(prose, call_id=None, name=name, time=when)], time=when)
+    answer(draft, _entry(message, prose), None, name)
 
 
 _ROLES: dict[str, Callable[[Draft, Json, str], None]] = {

@@ -110,6 +110,13 @@ def result_content(draft: Draft, content: object) -> object:
     return "\n".join(cast("list[str]", parts)) if all(isinstance(piece, str) for piece in parts) else parts
 
 
+def answer(draft: Draft, entry: Json, call_id: object, name: object, *, failed: bool = False) -> None:
+    """Add a tool message as the answer to a call; consecutive ones share a request."""
+    result, when = result_content(draft, entry.get("content")), time_of(entry)
+    part = draft.result(result, call_id=text(call_id), name=text(name), failed=failed, time=when)
+    draft.request([part], time=when)
+
+
 def response_parts(draft: Draft, content: object, *, provider: str | None = None) -> list[ModelResponsePart]:
     """Parts of a response: text, files, thinking and tool calls, in order; empty strings are left out."""
     parts: list[ModelResponsePart] = []

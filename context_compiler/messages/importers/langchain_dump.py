@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from context_compiler.messages.importers import openai_chat
-from context_compiler.messages.importers.content import call, response_parts, result_content, system
+from context_compiler.messages.importers.content import answer, call, response_parts, system
 from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, sequence, text, time_of
 
 _TYPES = {
@@ -15,6 +15,9 @@ _TYPES = {
     **dict.fromkeys(("tool", "function", "ToolMessage", "FunctionMessage"), "tool"),
 }
 """Message types by type name and by class name, with their roles."""
+
+_CALLS = ("tool_calls", "invalid_tool_calls")
+"""Keys of the calls that LangChain parsed."""
 
 
 def matches(entry: Json) -> bool:
@@ -49,13 +52,10 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
 
 def _assistant(draft: Draft, message: Json) -> None:
     """Add text and the calls that LangChain parsed; the provider's blocks that repeat the calls are left out."""
-    listed = [
-        mapping(value) or {}
-        for key in ("tool_calls", "invalid_tool_calls")
-        for value in sequence(message.get(key)) or []
-    ]
+    listed = [mapping(value) or {} for key in _CALLS for value in sequence(message.get(key)) or []]
     if not listed:
-        openai_chat.assistant(draft, {**(mapping(message.get("additional_kwargs")) or {}), **_without_calls(message)})
+        rest = {key: value for key, value in message.items() if key not in _CALLS}
+        openai_chat.assistant(draft, {**(mapping(message.get("additional_kwargs")) or {}), **rest})
         return
     content = message.get("content")
     blocks = sequence(content)
@@ -67,20 +67,9 @@ def _assistant(draft: Draft, message: Json) -> None:
     draft.respond(parts, time=time_of(message))
 
 
-def _without_calls(message: Json) -> Json:
-    return {key: value for key, value in message.items() if key not in ("tool_calls", "invalid_tool_calls")}
-
-
 def _tool(draft: Draft, message: Json) -> None:
-    when = time_of(message)
-    part = draft.result(
-        result_content(draft, message.get("content")),
-        call_id=text(message.get("tool_call_id")),
-        name=text(message.get("name")),
-        failed=message.get("status") == "error",
-        time=when,
-    )
-    draft.request([part], time=when)
+    failed = message.get("status") == "error"
+    answer(draft, message, message.get("tool_call_id"), message.get("name"), failed=failed)
 
 
 _ROLES: dict[str, Callable[[Draft, Json], None]] = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from pydantic_ai.messages import ModelResponsePart, TextPart, ThinkingPart, ToolCallPart
 
-from context_compiler.messages.importers.content import call, prompt, response_parts, result_content, system
+from context_compiler.messages.importers.content import answer, call, prompt, response_parts, system
 from context_compiler.messages.importers.document import HOLDERS
 from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, sequence, text, time_of
 
@@ -86,10 +86,7 @@ def _calls(draft: Draft, entry: Json, first: int) -> list[ToolCallPart]:
 
 def tool(draft: Draft, entry: Json) -> None:
     """Add a tool message as the answer to a call; consecutive ones share a request."""
-    when = time_of(entry)
-    name = text(entry.get("name")) or text(entry.get("tool_name"))
-    result = result_content(draft, entry.get("content"))
-    draft.request([draft.result(result, call_id=text(entry.get("tool_call_id")), name=name, time=when)], time=when)
+    answer(draft, entry, entry.get("tool_call_id"), text(entry.get("name")) or entry.get("tool_name"))
 
 
 ROLES: dict[str, Callable[[Draft, Json], None]] = {

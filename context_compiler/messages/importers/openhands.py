@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
-from pydantic_ai.messages import ModelResponsePart, TextPart, ThinkingPart, UserPromptPart
+from pydantic_ai.messages import ModelResponsePart, TextPart, ThinkingPart
 
-from context_compiler.messages.importers.content import call, result_content, system
-from context_compiler.messages.importers.draft import UNDATED, Draft, Json, mapping, sequence, text, time_of
-from context_compiler.messages.importers.openai_chat import ROLES, read_role
+from context_compiler.messages.importers.content import answer, call, result_content, system
+from context_compiler.messages.importers.draft import Draft, Json, mapping, sequence, text, time_of
+from context_compiler.messages.importers.openai_chat import ROLES, read_role, user
 
 _SOURCES = ("user", "agent", "environment")
 
@@ -56,11 +56,6 @@ def _skip(draft: Draft, event: Json, joins: bool) -> None:
     draft.note(f"skipped event of kind {str(event.get('kind') or event.get('action') or '?')[:40]!r}")
 
 
-def _prompt(draft: Draft, event: Json, content: str) -> None:
-    when = time_of(event)
-    draft.request([UserPromptPart(content=content, timestamp=when or UNDATED)], time=when)
-
-
 def _action(draft: Draft, event: Json, joins: bool) -> None:
     """Add an older action: a message, or a tool call with the thought before it."""
     name, args = text(event.get("action")) or "", mapping(event.get("args")) or {}
@@ -73,7 +68,7 @@ def _action(draft: Draft, event: Json, joins: bool) -> None:
         if name != "message":
             draft.note("action of the user kept as a prompt")
             content = f"Ran {name}: {text(args.get('command')) or content}"
-        _prompt(draft, event, content)
+        user(draft, {**event, "content": content})
     elif name in ("message", "finish"):
         final = text(args.get("final_thought")) or content
         draft.respond([TextPart(content=final)] if final else [], time=time_of(event), joins=joins)
@@ -106,16 +101,15 @@ def _observation(draft: Draft, event: Json) -> None:
     if event.get("observation") in _INTERNAL:
         return
     metadata = mapping(event.get("tool_call_metadata")) or {}
-    content, when = text(event.get("content")) or "", time_of(event)
+    event = {**event, "content": text(event.get("content")) or ""}
     call_id = text(metadata.get("tool_call_id"))
     if call_id is None and event.get("cause") is not None:
         call_id = f"event-{event['cause']}"
     if event.get("source") == "user" or call_id is None:
         draft.note("observation without an action kept as a prompt")
-        _prompt(draft, event, content)
-        return
-    failed = event.get("observation") == "error"
-    draft.request([draft.result(content, call_id=call_id, name=None, failed=failed, time=when)], time=when)
+        user(draft, event)
+    else:
+        answer(draft, event, call_id, None, failed=event.get("observation") == "error")
 
 
 def _system_prompt(draft: Draft, event: Json, joins: bool) -> None:
@@ -128,14 +122,10 @@ def _message(draft: Draft, event: Json, joins: bool) -> None:
 
 
 def _newer_action(draft: Draft, event: Json, joins: bool) -> None:
-    parts: list[ModelResponsePart] = []
     reasoning = text(event.get("reasoning_content"))
-    if reasoning:
-        parts.append(ThinkingPart(content=reasoning))
-    for block in sequence(event.get("thought")) or []:
-        content = text((mapping(block) or {}).get("text"))
-        if content:
-            parts.append(TextPart(content=content))
+    parts: list[ModelResponsePart] = [ThinkingPart(content=reasoning)] if reasoning else []
+    thoughts = (text((mapping(block) or {}).get("text")) for block in sequence(event.get("thought")) or [])
+    parts += [TextPart(content=thought) for thought in thoughts if thought]
     tool_call = mapping(event.get("tool_call")) or {}
     function = mapping(tool_call.get("function")) or tool_call
     arguments = function.get("arguments", mapping(event.get("action")))

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic_ai.usage import RequestUsage
 
-from context_compiler.messages.importers.content import response_parts, result_content
+from context_compiler.messages.importers.content import answer, response_parts
 from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, text, time_of
 from context_compiler.messages.importers.openai_chat import read_role, user
 
@@ -95,15 +95,8 @@ def _count(usage: Json, key: str) -> int:
 
 
 def _tool_result(draft: Draft, message: Json) -> None:
-    when = time_of(message)
-    part = draft.result(
-        result_content(draft, message.get("content")),
-        call_id=text(message.get("toolCallId")),
-        name=text(message.get("toolName")),
-        failed=message.get("isError") is True,
-        time=when,
-    )
-    draft.request([part], time=when)
+    failed = message.get("isError") is True
+    answer(draft, message, message.get("toolCallId"), message.get("toolName"), failed=failed)
 
 
 def _command(draft: Draft, message: Json) -> None:
