@@ -69,12 +69,9 @@ def _branch(draft: Draft, entries: Sequence[object]) -> list[int]:
     taken = {position for position, entry in enumerate(nodes) if entry is None}
     for position in speaking:
         entry = nodes[position] or {}
-        if position in path or "uuid" not in entry or (parents[position] in path and _has_result(entry)):
+        has_result = has_block(mapping(entry.get("message")) or {}, ("tool_result",))
+        if position in path or "uuid" not in entry or (has_result and parents[position] in path):
             taken.add(position)
         else:
             draft.note("left out an entry of another branch", position)
     return sorted(taken)
-
-
-def _has_result(entry: Json) -> bool:
-    return has_block(mapping(entry.get("message")) or {}, ("tool_result",))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
 
 from pydantic_ai.messages import ModelRequestPart, ModelResponsePart, TextPart, ToolCallPart
 
@@ -120,7 +119,9 @@ def _prompt(draft: Draft, entry: Json, content: Sequence[object], texts: Sequenc
     when = time_of(entry)
     for position, (path, body) in enumerate(files):
         draft.note("file in a prompt taken as the result of a read_file call")
-        _add_exchange(draft, path, body, position, when)
+        id = f"file-{draft.at}-{position}"
+        draft.respond([ToolCallPart(tool_name="read_file", args={"path": path}, tool_call_id=id)], time=when)
+        draft.request([draft.result(body, call_id=id, name="read_file", time=when)], time=when)
 
 
 def _extract_files(prose: str) -> tuple[str, list[tuple[str, str]]]:
@@ -136,12 +137,6 @@ def _extract_files(prose: str) -> tuple[str, list[tuple[str, str]]]:
         files.append((tag[1], prose[tag.end() : end].strip("\n")))
         position = end + len(_FILE_END)
     return "".join([*left, prose[position:]]), files
-
-
-def _add_exchange(draft: Draft, path: str, body: str, position: int, when: datetime | None) -> None:
-    id = f"file-{draft.at}-{position}"
-    draft.respond([ToolCallPart(tool_name="read_file", args={"path": path}, tool_call_id=id)], time=when)
-    draft.request([draft.result(body, call_id=id, name="read_file", time=when)], time=when)
 
 
 _ROLES: dict[str, Callable[[Draft, Json], None]] = {"user": _user, "assistant": _assistant, "system": system}
