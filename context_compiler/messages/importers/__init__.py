@@ -7,9 +7,9 @@ the message and the remedy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path, PurePath
+from typing import Protocol
 
 from context_compiler.errors import TranscriptError
 from context_compiler.messages.importers import (
@@ -34,42 +34,39 @@ from context_compiler.messages.importers.draft import Draft, Json, Transcript, k
 __all__ = ["FORMATS", "Transcript", "parse_transcripts", "read_transcripts"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Format:
-    """A JSON format, with a predicate that detects it from a single message."""
+class _Format(Protocol):
+    """A module that reads a JSON format, and detects it from a single message."""
 
-    name: str
-    matches: Callable[[Json], bool]
-    read: Callable[[Draft, Sequence[object], Json], None]
-    finds_messages: bool = True
-    """True if an object that matches is a message, wherever it is in a file; False if its keys have other uses too."""
+    def matches(self, entry: Json) -> bool: ...
+    def read(self, draft: Draft, entries: Sequence[object], head: Json) -> None: ...
 
 
-_FORMATS = (
-    _Format(name="pydantic-ai", matches=pydantic_json.matches, read=pydantic_json.read),
-    _Format(name="chatgpt", matches=chatgpt_export.matches, read=chatgpt_export.read),
-    _Format(name="claude", matches=claude_export.matches, read=claude_export.read),
-    _Format(name="pi", matches=pi_session.matches, read=pi_session.read),
-    _Format(name="codex", matches=codex_session.matches, read=codex_session.read),
-    _Format(name="claude-code", matches=claude_code.matches, read=claude_code.read),
-    _Format(name="openhands", matches=openhands.matches, read=openhands.read),
-    _Format(name="langchain", matches=langchain_dump.matches, read=langchain_dump.read),
-    _Format(name="openai-responses", matches=openai_responses.matches, read=openai_responses.read),
-    _Format(name="cline", matches=cline.matches, read=cline.read),
-    _Format(name="anthropic", matches=anthropic_messages.matches, read=anthropic_messages.read),
-    _Format(name="swe-agent", matches=swe_agent.matches, read=swe_agent.read, finds_messages=False),
-    _Format(name="openai", matches=openai_chat.matches, read=openai_chat.read, finds_messages=False),
-)
+_FORMATS: dict[str, _Format] = {
+    "pydantic-ai": pydantic_json,
+    "chatgpt": chatgpt_export,
+    "claude": claude_export,
+    "pi": pi_session,
+    "codex": codex_session,
+    "claude-code": claude_code,
+    "openhands": openhands,
+    "langchain": langchain_dump,
+    "openai-responses": openai_responses,
+    "cline": cline,
+    "anthropic": anthropic_messages,
+    "swe-agent": swe_agent,
+    "openai": openai_chat,
+}
 """Formats in the order in which they are tried; the first one that matches any message of a conversation is used.
 
 A format whose messages also match a later one must precede it: `openai`, which shares its keys with most, is the last.
 """
 
-_BY_NAME = {format.name: format for format in _FORMATS}
+_LOOSE = ("swe-agent", "openai")
+"""Formats whose keys have other uses too, so that not every object that matches is a message."""
 
 TEXT = "text"
 
-FORMATS: tuple[str, ...] = (*_BY_NAME, TEXT)
+FORMATS: tuple[str, ...] = (*_FORMATS, TEXT)
 """Names of the transcript formats that can be read."""
 
 
@@ -139,23 +136,23 @@ def _read(conversation: Conversation, *, file: str, name: str, label: str, forma
     if not conversation.entries:
         draft.note("conversation without messages")
     try:
-        _BY_NAME[format].read(draft, conversation.entries, conversation.head)
+        _FORMATS[format].read(draft, conversation.entries, conversation.head)
         return draft.transcript(name=name, format=format)
     except RecursionError:
         raise draft.error("is nested too deeply to be read; no transcript needs that") from None
 
 
 def _is_message(entry: Json) -> bool:
-    finders = (format for format in _FORMATS if format.finds_messages)
+    finders = (format for name, format in _FORMATS.items() if name not in _LOOSE)
     return openai_chat.is_message(entry) or any(format.matches(entry) for format in finders)
 
 
 def _detect(conversation: Conversation) -> str:
     """Detect the format of a conversation; it is `openai` if the messages have only roles and plain text."""
     entries = [entry for entry in map(mapping, conversation.entries) if entry is not None]
-    for format in _FORMATS:
+    for name, format in _FORMATS.items():
         if any(map(format.matches, entries)):
-            return format.name
+            return name
     if "system" in conversation.head or any(map(anthropic_messages.may_match, entries)):
         return "anthropic"
     return "openai"
