@@ -122,11 +122,7 @@ def plant(
         seed: Seed of the places and of what is made up.
     """
     draw, planted = random.Random(seed), list(prompts)
-    positions = [
-        position
-        for position, prompt in enumerate(planted)
-        if not isinstance(prompt, ModelResponse) and _has_prompt(prompt)
-    ]
+    positions = [position for position, prompt in enumerate(planted) if _has_prompt(prompt)]
     if not positions:
         raise ValueError("there is no prompt in which something can be planted")
     early = range(max(1, int(len(positions) * EARLY)))
@@ -150,8 +146,8 @@ def _texts(kind: str, wanted: Any, draw: random.Random, first: int) -> Iterator[
     for number in range(first, first + wanted):
         name = f"{NAMES[number % len(NAMES)]}-{number}"
         values = [_value(kind, draw) for _ in range(2 if kind == UPDATE else 1)]
-        thing = draw.choice(THINGS)
-        yield [TEXTS[kind].format(thing=thing, name=name, value=value) for value in values], values[-1]
+        subject = draw.choice(THINGS)
+        yield [TEXTS[kind].format(thing=subject, name=name, value=value) for value in values], values[-1]
 
 
 def _value(kind: str, draw: random.Random) -> str:
@@ -162,7 +158,9 @@ def _value(kind: str, draw: random.Random) -> str:
 
 
 def _has_prompt(prompt: Any) -> bool:
-    return not isinstance(prompt, ModelRequest) or any(isinstance(part, UserPromptPart) for part in prompt.parts)
+    if isinstance(prompt, ModelRequest):
+        return any(isinstance(part, UserPromptPart) for part in prompt.parts)
+    return not isinstance(prompt, ModelResponse)
 
 
 def _with_text(prompt: Any, text: str) -> Any:

@@ -63,21 +63,22 @@ class Watcher(AbstractCapability[Any]):
 
     def received(self, messages: Sequence[ModelMessage], parameters: ModelRequestParameters) -> None:
         """Add a request, as its model received it, to the conversation."""
-        conversation, view = self.conversation, self._new_view()
-        tools = [*parameters.function_tools, *parameters.output_tools]
+        conversation = self.conversation
+        last_view = conversation.compiler.last_view if conversation.compiler is not None else None
+        view = last_view if last_view is not self._view else None
+        self._view = last_view
         defined = [
             Tool(kind=tool.kind, name=tool.name, description=tool.description, parameters=tool.parameters_json_schema)
-            for tool in tools
+            for tool in (*parameters.function_tools, *parameters.output_tools)
         ]
         instructions = "\n\n".join(part.content for part in parameters.instruction_parts or ())
         fixed = READER.counter.text(instructions) + sum(tool_tokens(tool, READER.counter) for tool in defined)
-        readings = [READER.one(message) for message in messages]
         conversation.requests.append(
             Request(
                 number=len(conversation.requests) + 1,
                 turn=conversation.turns,
                 messages=list(messages),
-                readings=readings,
+                readings=[READER.one(message) for message in messages],
                 beside="\n".join([instructions, *(f"{tool.name} {tool.description or ''}" for tool in defined)]),
                 fixed=fixed,
                 said=len(conversation.raw),
@@ -90,12 +91,6 @@ class Watcher(AbstractCapability[Any]):
     def answered(self, response: ModelResponse) -> None:
         """Add an answer to the conversation."""
         self.conversation.add_messages([response])
-
-    def _new_view(self) -> View | None:
-        view = self.conversation.compiler.last_view if self.conversation.compiler is not None else None
-        new = view if view is not self._view else None
-        self._view = view
-        return new
 
 
 @dataclass
