@@ -6,7 +6,7 @@ the number of attempts, the call that then worked), without a model call. A cust
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -71,26 +71,26 @@ def describe_failures(occasion: Occasion) -> Reflection | None:
         return None
     if occasion.first_turn == occasion.last_turn and len(occasion.failures) == 1:
         return _describe_one(occasion.failures[0])
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for failure in occasion.failures:
-        counts[failure.tool or "answer"] = counts.get(failure.tool or "answer", 0) + failure.times
-    what = ", ".join(f"{name} {count}" for name, count in counts.items())
+        counts[failure.tool or "answer"] += failure.times
+    counted = ", ".join(f"{name} {count}" for name, count in counts.items())
     worked = list(dict.fromkeys(failure.worked for failure in occasion.failures if failure.worked))
     return Reflection(
-        observation=one_line(f"turns {occasion.first_turn} to {occasion.last_turn}: failed calls: {what}", WIDTH),
+        observation=one_line(f"turns {occasion.first_turn} to {occasion.last_turn}: failed calls: {counted}", WIDTH),
         adjustment=one_line(f"worked afterwards: {', '.join(worked)}" if worked else "nothing else worked", WIDTH),
     )
 
 
 def _describe_one(failure: Failure) -> Reflection:
     times = "failed" if failure.times == 1 else f"failed {failure.times} times"
-    what = f"{failure.call} {times}" if failure.tool else "an answer was sent back"
+    fact = f"{failure.call} {times}" if failure.tool else "an answer was sent back"
     if failure.worked:
         then = f"then {failure.worked} worked"
     else:
         then = "it was not tried again with success" if failure.tool else "it was answered again"
     return Reflection(
-        observation=one_line(f"turn {failure.turn}: {what}: {failure.outcome}", WIDTH), adjustment=one_line(then, WIDTH)
+        observation=one_line(f"turn {failure.turn}: {fact}: {failure.outcome}", WIDTH), adjustment=one_line(then, WIDTH)
     )
 
 

@@ -109,9 +109,8 @@ def _is_nested(value: object) -> bool:
 
 def _width(key: str, value: object) -> int:
     lowered = key.lower()
-    if isinstance(value, dict | list):
-        return NAMED
-    return NAMED if lowered in _INFORMATIVE or lowered in _STATUS_KEYS or lowered.endswith(_INFORMATIVE_ENDS) else OTHER
+    named = lowered in _INFORMATIVE or lowered in _STATUS_KEYS or lowered.endswith(_INFORMATIVE_ENDS)
+    return NAMED if named or isinstance(value, dict | list) else OTHER
 
 
 def _field(key: str, value: object, width: int) -> str:

@@ -117,10 +117,6 @@ def _add_inserted(draft: Draft, message: Json) -> None:
     user(draft, {**message, "content": message.get("content", message.get("summary"))})
 
 
-def _skip_summary(draft: Draft, message: Json) -> None:
-    draft.note("skipped entry of type 'compactionSummary'")
-
-
 _ROLES: dict[str, Callable[[Draft, Json], None]] = {
     "user": user,
     "assistant": _assistant,
@@ -129,7 +125,7 @@ _ROLES: dict[str, Callable[[Draft, Json], None]] = {
     "custom": _add_inserted,
     "hookMessage": _add_inserted,
     "branchSummary": _add_inserted,
-    "compactionSummary": _skip_summary,
+    "compactionSummary": lambda draft, message: draft.note("skipped entry of type 'compactionSummary'"),
 }
 
 _INSERTS = ("custom_message", "branch_summary")
