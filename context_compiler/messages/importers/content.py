@@ -274,12 +274,8 @@ def image(block: Json) -> Piece | None:
     return _source(block, ImageUrl)
 
 
-def document(block: Json) -> Piece | None:
-    """Read an Anthropic document with a base64, text, URL or file source."""
-    return _source(block, DocumentUrl)
-
-
 def _source(block: Json, by_url: type[ImageUrl | DocumentUrl]) -> Piece | None:
+    """Read an image or a document of Anthropic, whose source is base64, text, a URL or a file."""
     source = mapping(block.get("source")) or {}
     url = text(source.get("url"))
     if url is not None:
@@ -303,5 +299,5 @@ _PIECES: dict[str, Callable[[Json], Piece | None]] = {
     "file": file,
     "input_file": input_file,
     "image": image,
-    "document": document,
+    "document": lambda block: _source(block, DocumentUrl),
 }

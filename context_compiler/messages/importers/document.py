@@ -170,13 +170,8 @@ def _find(value: object, head: Json, is_message: Callable[[Json], bool], levels:
         return [Conversation(entries=list(nodes.values()), head=fields)]
     if is_message(fields):
         return [Conversation(entries=[fields])]
-    candidates = [
-        some
-        for key in HOLDERS
-        if levels and key in fields
-        for some in [_find(fields[key], fields, is_message, levels - 1)]
-        if some
-    ]
+    results = (_find(fields[key], fields, is_message, levels - 1) for key in HOLDERS if levels and key in fields)
+    candidates = [some for some in results if some]
     return next(
         (some for some in candidates if any(conversation.entries for conversation in some)),
         candidates[0] if candidates else [],
