@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
 
 from filelock import FileLock, Timeout
 
@@ -53,6 +53,52 @@ class RunInfo:
     """The run that started this one as a child."""
     owner: str = ""
     """Owner of the run and of the requests that its stages record."""
+
+    def document(self) -> dict[str, Any]:
+        """Convert to plain data."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any]) -> Self:
+        """Parse from plain data; fields added by a newer version are ignored.
+
+        Raises:
+            TypeError: a field is missing, or has the wrong type.
+        """
+        info = cls(**{name: data[name] for name in cls.__dataclass_fields__ if name in data})
+        for name, value in info.document().items():
+            kind = int if name in ("completed", "attempt", "source_size", "snapshot_size") else str
+            if type(value) is not kind and not (value is None and name in OPTIONAL):
+                raise TypeError(f"{name} is of the wrong type")
+        return info
+
+    @classmethod
+    def damaged(cls, run_id: str, why: object) -> Self:
+        """Build metadata for a run whose metadata cannot be read, with the reason."""
+        return cls(
+            run_id=run_id, name="", goal="", started_at="", updated_at="", status="damaged", failure_reason=str(why)
+        )
+
+    def with_state(self, state: RunState, time: str) -> Self:
+        """Update the metadata for a state that is being saved."""
+        return replace(
+            self,
+            updated_at=time,
+            status=state.status if state.ended else "running",
+            current_node=state.current_node,
+            next_node=state.next_node,
+            completed=state.sequence,
+            attempt=state.lineage.attempt,
+            failure_reason=state.failure_reason,
+        )
+
+    def stopped_unless(self, is_owned: Callable[[str], bool]) -> Self:
+        """Change the status from `running` to `stopped` if nobody owns the run."""
+        return replace(self, status="stopped") if self.status == "running" and not is_owned(self.run_id) else self
+
+
+OPTIONAL = ("current_node", "next_node", "source", "source_size", "snapshot_size", "parent")
+"""Metadata fields that may be None."""
 
 
 Lost: TypeAlias = "asyncio.Future[str] | None"
@@ -130,20 +176,6 @@ def has_runs(place: str) -> bool:
     return is_address(place) or Path(place).exists()
 
 
-def update_info(info: RunInfo, state: RunState, time: str) -> RunInfo:
-    """Update the metadata of a run for a state that is being saved."""
-    return replace(
-        info,
-        updated_at=time,
-        status=state.status if state.ended else "running",
-        current_node=state.current_node,
-        next_node=state.next_node,
-        completed=state.sequence,
-        attempt=state.lineage.attempt,
-        failure_reason=state.failure_reason,
-    )
-
-
 def newest_first(infos: Sequence[RunInfo]) -> list[RunInfo]:
     """Sort runs by start, newest first."""
     return sorted(infos, key=lambda info: (info.started_at, info.run_id), reverse=True)
@@ -190,7 +222,7 @@ class MemoryRuns:
         root = state.lineage.root_run_id
         events, info = self._events.get(root), self._infos[root]
         self._states[root] = state
-        self._infos[root] = update_info(info, state, events[-1].at if events else info.updated_at)
+        self._infos[root] = info.with_state(state, events[-1].at if events else info.updated_at)
 
     async def add(self, run_id: str, event: Event) -> None:
         """Append an event."""
@@ -206,7 +238,7 @@ class MemoryRuns:
 
     async def runs(self) -> list[RunInfo]:
         """Metadata of all runs, newest first."""
-        return newest_first([mark_stopped(self._owned.__contains__, info) for info in self._infos.values()])
+        return newest_first([info.stopped_unless(self._owned.__contains__) for info in self._infos.values()])
 
     async def content(self, hash: str) -> str | None:
         """Return the text with a hash."""
@@ -230,36 +262,6 @@ class MemoryRuns:
 
     async def close(self) -> None:
         """Do nothing, because there is nothing to release."""
-
-
-OPTIONAL = ("current_node", "next_node", "source", "source_size", "snapshot_size", "parent")
-"""Metadata fields that may be None."""
-
-
-def info_document(info: RunInfo) -> dict[str, Any]:
-    """Convert the metadata of a run to plain data."""
-    return {name: getattr(info, name) for name in RunInfo.__dataclass_fields__}
-
-
-def parse_info(data: Mapping[str, Any]) -> RunInfo:
-    """Parse the metadata of a run; fields added by a newer version are ignored.
-
-    Raises:
-        TypeError: a field is missing, or has the wrong type.
-    """
-    info = RunInfo(**{name: data[name] for name in RunInfo.__dataclass_fields__ if name in data})
-    for name, value in info_document(info).items():
-        kind = int if name in ("completed", "attempt", "source_size", "snapshot_size") else str
-        if type(value) is not kind and not (value is None and name in OPTIONAL):
-            raise TypeError(f"{name} is of the wrong type")
-    return info
-
-
-def damaged_info(run_id: str, why: object) -> RunInfo:
-    """Build metadata for a run whose metadata cannot be read, with the reason."""
-    return RunInfo(
-        run_id=run_id, name="", goal="", started_at="", updated_at="", status="damaged", failure_reason=str(why)
-    )
 
 
 RUN = ("run_initialized", "run_resumed", "run_finalized")
@@ -296,14 +298,14 @@ class Event:
         facts |= {"branch": self.branch} if self.branch else {}
         return {**facts, "data": dict(self.data)} if self.data else facts
 
+    @classmethod
+    def parse(cls, data: Mapping[str, Any]) -> Self:
+        """Parse an event from plain data."""
+        return cls(**data)
+
 
 OnEvent = Callable[[Event], Any]
 """Receives every event; may be async."""
-
-
-def parse_event(data: Mapping[str, Any]) -> Event:
-    """Parse an event from plain data."""
-    return Event(**data)
 
 
 GRACE_S = 0.05
@@ -349,8 +351,3 @@ def _release(lock: FileLock, path: Path) -> None:
     with suppress(OSError):  # on Windows, only the release can remove the file
         path.unlink()
     lock.release()
-
-
-def mark_stopped(is_owned: Callable[[str], bool], info: RunInfo) -> RunInfo:
-    """Change the status of a run from `running` to `stopped` if nobody owns the run."""
-    return replace(info, status="stopped") if info.status == "running" and not is_owned(info.run_id) else info

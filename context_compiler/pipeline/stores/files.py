@@ -18,21 +18,7 @@ from context_compiler.pipeline.artifacts import os_errors, write_atomically
 from context_compiler.pipeline.checkpoint import FILE, STEPS, CheckpointFolder, open_private, read_checkpoint
 from context_compiler.pipeline.stage import folder_name
 from context_compiler.pipeline.state import RunState
-from context_compiler.pipeline.stores import (
-    Event,
-    Lost,
-    RunInfo,
-    damaged_info,
-    family,
-    info_document,
-    is_owned,
-    mark_stopped,
-    newest_first,
-    own_run,
-    parse_event,
-    parse_info,
-    update_info,
-)
+from context_compiler.pipeline.stores import Event, Lost, RunInfo, family, is_owned, newest_first, own_run
 from context_compiler.resilience import attempt
 
 MANIFEST, EVENTS, GRAPH, NORMAL, LOCK = "manifest.json", "events.jsonl", "graph.dot", "graph.normal.dot", ".lock"
@@ -75,7 +61,7 @@ class FileRuns:
             raise PipelineError(f"{folder}: the folder already contains a run: resume it, or give another id or folder")
         for hash, text in contents.items():
             self._write(folder / (GRAPH if hash == (info.source or info.snapshot) else NORMAL), text)
-        self._write(folder / MANIFEST, json.dumps(info_document(info), indent=1))
+        self._write(folder / MANIFEST, json.dumps(info.document(), indent=1))
 
     async def save(self, state: RunState) -> None:
         """Replace the saved state."""
@@ -114,14 +100,8 @@ class FileRuns:
         """Metadata of all runs, newest first."""
         with os_errors(self.root, "give a folder that may be read"):
             paths = (self.root / MANIFEST,) if self._alone else self.root.glob(f"*/{MANIFEST}")
-            infos = [self._info_or_damaged(path) for path in paths if path.exists()] if self.root.is_dir() else []
-            return newest_first([mark_stopped(self._is_owned, info) for info in infos])
-
-    def _info_or_damaged(self, manifest: Path) -> RunInfo:
-        try:
-            return self._info(manifest)
-        except PipelineError as error:
-            return damaged_info(manifest.parent.name, error)
+            infos = [self._info(path) for path in paths if path.exists()] if self.root.is_dir() else []
+            return newest_first([info.stopped_unless(self._is_owned) for info in infos])
 
     def _is_owned(self, run_id: str) -> bool:
         return is_owned(self.folder(run_id) / LOCK)
@@ -160,19 +140,21 @@ class FileRuns:
         """Read the metadata with which a run was created."""
         try:
             data: Any = json.loads(manifest.read_bytes())
-            return parse_info(data)
+            return RunInfo.parse(data)
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise PipelineError(f"{manifest}: it cannot be read: {error}") from error
 
     def _info(self, manifest: Path) -> RunInfo:
-        """Read the metadata of a run, updated from its checkpoint."""
-        info = self._read_manifest(manifest)
-        state = read_checkpoint(manifest.parent)
+        """Read the metadata of a run, updated from its checkpoint; with the error if one of them cannot be read."""
+        try:
+            info, state = self._read_manifest(manifest), read_checkpoint(manifest.parent)
+        except PipelineError as error:
+            return RunInfo.damaged(manifest.parent.name, error)
         if state is None:
             return info
         files = (manifest.parent / FILE, *manifest.parent.glob(f"{STEPS}-*.jsonl"))
         when = max(path.stat().st_mtime for path in files)
-        return update_info(info, state, datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds"))
+        return info.with_state(state, datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds"))
 
     def _write(self, path: Path, text: str) -> None:
         with os_errors(path, "give a folder that can be written to"):
@@ -190,7 +172,7 @@ def _read_text(path: Path) -> str | None:
 def _parse_line(line: bytes) -> Event | None:
     """Parse the event in a line; None if the line is incomplete."""
     try:
-        event = parse_event(json.loads(line))
+        event = Event.parse(json.loads(line))
     except (ValueError, TypeError, RecursionError):
         return None
     return event if type(event.sequence) is int else None

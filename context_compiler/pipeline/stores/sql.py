@@ -19,19 +19,7 @@ from context_compiler.errors import CheckpointError, PipelineError
 from context_compiler.ids import text_hash
 from context_compiler.pipeline.checkpoint import assemble, parse_checkpoint, state_changes
 from context_compiler.pipeline.state import RunState
-from context_compiler.pipeline.stores import (
-    Event,
-    Lost,
-    RunInfo,
-    damaged_info,
-    family,
-    info_document,
-    mark_stopped,
-    newest_first,
-    parse_event,
-    parse_info,
-    update_info,
-)
+from context_compiler.pipeline.stores import Event, Lost, RunInfo, family, newest_first
 from context_compiler.resilience import attempt
 
 T = TypeVar("T")
@@ -134,7 +122,7 @@ class SQLRuns(ABC):
 
     async def begin(self, info: RunInfo, contents: Mapping[str, str]) -> None:
         """Create a run."""
-        body = json.dumps(info_document(info))
+        body = json.dumps(info.document())
         exists = PipelineError(f"run {info.run_id!r} already exists: resume it, or give another id")
         await self.database.transact(
             *self.fence(info.run_id),
@@ -148,10 +136,10 @@ class SQLRuns(ABC):
         root = state.lineage.root_run_id
         former = self._saved.pop(root, None)  # unknown if this call fails or is cancelled
         info = self._infos.get(root) or await self._load_info(root)
-        info = update_info(info, state, datetime.now(UTC).isoformat(timespec="milliseconds"))
+        info = info.with_state(state, datetime.now(UTC).isoformat(timespec="milliseconds"))
         gone, new = state_changes(former, state)
         cells = [(section, name, json.dumps(body)) for section, name, body in new]
-        await self.write(root, None if former is None else gone, cells, json.dumps(info_document(info)))
+        await self.write(root, None if former is None else gone, cells, json.dumps(info.document()))
         self._saved[root], self._infos[root] = state, info
 
     async def write(
@@ -176,7 +164,7 @@ class SQLRuns(ABC):
         ((row,),) = await self.database.transact(
             Statement("SELECT info FROM runs WHERE run = ?", (run_id,), missing=self._missing(run_id))
         )
-        return self._parse(parse_info, row[0])
+        return self._parse(RunInfo.parse, row[0])
 
     async def mark_failed(self, run_id: str, reason: str) -> None:
         """Mark a run that the caller owns as failed in its metadata, without changing its state."""
@@ -216,7 +204,7 @@ class SQLRuns(ABC):
         """Events in order; a damaged one is left out."""
         query = "SELECT body FROM events WHERE run = ? AND sequence > ? ORDER BY sequence"
         (rows,) = await self.database.transact(Statement(query, (run_id, after)))
-        parsed = (attempt(partial(self._parse, parse_event, body)).value for (body,) in rows)
+        parsed = (attempt(partial(self._parse, Event.parse, body)).value for (body,) in rows)
         return [event for event in parsed if event is not None]
 
     async def runs(self) -> list[RunInfo]:
@@ -225,15 +213,15 @@ class SQLRuns(ABC):
         infos = [self._info_or_damaged(str(run_id), body) for run_id, body in rows]
         owned = await self.owned([info.run_id for info in infos if info.status == "running"])
         states = {str(run_id): str(state) for run_id, state in queued}
-        stopped = [info for info in infos if mark_stopped(owned.__contains__, info).status == "stopped"]
+        stopped = [info for info in infos if info.stopped_unless(owned.__contains__).status == "stopped"]
         updated = {info.run_id: replace(info, status=states.get(info.run_id, "stopped")) for info in stopped}
         return newest_first([updated.get(info.run_id, info) for info in infos])
 
     def _info_or_damaged(self, run_id: str, body: str) -> RunInfo:
         try:
-            return self._parse(parse_info, body)
+            return self._parse(RunInfo.parse, body)
         except CheckpointError as error:
-            return damaged_info(run_id, error)
+            return RunInfo.damaged(run_id, error)
 
     async def content(self, hash: str) -> str | None:
         """Return the text with a hash; None if it is damaged."""
@@ -305,7 +293,7 @@ def read_body(body: object) -> Any:
 def _read_info(body: str) -> RunInfo | None:
     """Parse the metadata of a run; None if it is damaged."""
     with suppress(ValueError, TypeError, RecursionError):
-        return parse_info(read_body(body))
+        return RunInfo.parse(read_body(body))
     return None
 
 
