@@ -74,6 +74,40 @@ class Question:
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Further facts about the origin of the question, such as the run."""
 
+    @property
+    def default_option(self) -> Option | None:
+        """The default choice; None if the question has none."""
+        return next((option for option in self.options if self.default and option.target == self.default), None)
+
+    def parse_reply(self, text: str) -> Reply:
+        """Match a text with an option by label, key or target, ignoring case; any other text is a free answer.
+
+        Labels and keys come first because people see them. A target may have the same name as the key of another
+        option. Words such as `yes` and `false` match the only option that says yes or no.
+        """
+        said, word = text.strip(), safe_line(text).lower()
+        for name in ("label", "key", "target"):
+            for option in self.options:
+                if word and word == safe_line(str(getattr(option, name))).lower():
+                    return Reply(value=option.key, option=option, text=said)
+        for words in (_YES, _NO):
+            options = [option for option in self.options if word in words and _says(option, words)]
+            if len(options) == 1:
+                return Reply(value=options[0].key, option=options[0], text=said)
+        return Reply(value=said, text=said)
+
+    def chosen_option(self, reply: Reply) -> Option | None:
+        """Return the choice that a reply names; None if it names none of the question's."""
+        if reply.option in self.options:
+            return reply.option
+        return self.parse_reply(reply.value if reply.option is None else reply.option.key).option
+
+    def unclear(self, reply: Reply) -> str:
+        """Return a message that a reply names none of the choices."""
+        said = (reply.text or reply.value)[:80]
+        choices = ", ".join(f"[{safe_line(option.key)}] {safe_line(option.label)}" for option in self.options)
+        return f"{repr(said) if said else 'an empty line'} is none of the choices: {choices}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
@@ -126,24 +160,6 @@ async def _within(seconds: float | None, asked: Awaitable[Reply]) -> Reply:
         return Reply(value=AnswerValue.TIMEOUT)
 
 
-def parse_reply(question: Question, text: str) -> Reply:
-    """Match a text with an option by label, key or target, ignoring case; any other text is a free answer.
-
-    Labels and keys come first because people see them. A target may have the same name as the key of another option.
-    Words such as `yes` and `false` match the only option that says yes or no.
-    """
-    said, word = text.strip(), safe_line(text).lower()
-    for name in ("label", "key", "target"):
-        for option in question.options:
-            if word and word == safe_line(str(getattr(option, name))).lower():
-                return Reply(value=option.key, option=option, text=said)
-    for words in (_YES, _NO):
-        options = [option for option in question.options if word in words and _says(option, words)]
-        if len(options) == 1:
-            return Reply(value=options[0].key, option=options[0], text=said)
-    return Reply(value=said, text=said)
-
-
 def _says(option: Option, words: frozenset[str]) -> bool:
     """True if an option says one of the words: as the first word of its label, or as its key.
 
@@ -151,29 +167,6 @@ def _says(option: Option, words: frozenset[str]) -> bool:
     """
     label, key = safe_line(option.label).lower(), safe_line(option.key).lower()
     return re.split(r"\W", label, maxsplit=1)[0] in words or (key in words and key != label[:1])
-
-
-def chosen_option(question: Question, reply: Reply) -> Option | None:
-    """Return the choice that a reply names; None if it names none of the question's."""
-    if reply.option in question.options:
-        return reply.option
-    return parse_reply(question, reply.value if reply.option is None else reply.option.key).option
-
-
-def default_option(question: Question) -> Option | None:
-    """Return the default choice of a question; None if it has none."""
-    return next((option for option in question.options if question.default and option.target == question.default), None)
-
-
-def unclear(question: Question, reply: Reply) -> str:
-    """Return a message that a reply names none of the choices."""
-    said = (reply.text or reply.value)[:80]
-    return f"{repr(said) if said else 'an empty line'} is none of the choices: {choice_list(question.options)}"
-
-
-def choice_list(options: Iterable[Option]) -> str:
-    """Return the choices as people see them, on one line."""
-    return ", ".join(f"[{safe_line(option.key)}] {safe_line(option.label)}" for option in options)
 
 
 class AutoApprove(Interviewer):
@@ -213,7 +206,7 @@ class ConsoleInterviewer(Interviewer):
 
     async def _converse(self, question: Question) -> Reply:
         """Show a question, and read lines until one is an answer. If none is, the reply has the last text alone."""
-        default = default_option(question)
+        default = question.default_option
         self._show(question.text)
         for option in question.options:
             mark = " (default)" if option is default else ""
@@ -225,11 +218,11 @@ class ConsoleInterviewer(Interviewer):
                 return reply if reply.text else Reply(value=AnswerValue.UNAVAILABLE)
             if default is not None and not line.strip():
                 return Reply(value=default.key, option=default)
-            reply = parse_reply(question, line)
+            reply = question.parse_reply(line)
             if reply.option is not None or not question.options:
                 return reply
             if left:
-                self._show(f"{unclear(question, reply)}; answer again")
+                self._show(f"{question.unclear(reply)}; answer again")
         return reply
 
     async def inform(self, message: str, stage: str = "") -> None:
@@ -382,4 +375,4 @@ def _to_reply(question: Question, answer: Any) -> Reply:
         return Reply(value=AnswerValue.SKIPPED)
     if isinstance(answer, Option):
         return Reply(value=answer.key, option=answer, text=answer.label)
-    return answer if isinstance(answer, Reply) else parse_reply(question, str(answer))
+    return answer if isinstance(answer, Reply) else question.parse_reply(str(answer))

@@ -19,16 +19,7 @@ from context_compiler.errors import CheckpointError, PipelineError
 from context_compiler.middleware.reports import log_text
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.graph import Graph
-from context_compiler.pipeline.interviewers import (
-    AnswerValue,
-    Interviewer,
-    Option,
-    Question,
-    QuestionType,
-    Reply,
-    parse_reply,
-    unclear,
-)
+from context_compiler.pipeline.interviewers import AnswerValue, Interviewer, Option, Question, QuestionType, Reply
 from context_compiler.pipeline.run import abandon_run, begin_run, load_graph, prepare
 from context_compiler.pipeline.state import RunState
 from context_compiler.pipeline.stores.sql import SQLRuns, Statement, read_body
@@ -274,7 +265,7 @@ class RunQueue:
         put = Statement(_ASK, (run_id, key, json.dumps(body), question.timeout_seconds))
         _, ((answer, late),) = await self.runs.database.transact(put, Statement(_REPLY, (run_id, key)))
         if answer is not None:
-            return parse_reply(question, str(answer))
+            return question.parse_reply(str(answer))
         return Reply(value=AnswerValue.TIMEOUT) if late else None
 
     async def questions(self, run_id: str | None = None) -> list[PendingQuestion]:
@@ -298,9 +289,9 @@ class RunQueue:
             raise PipelineError(f"run {run_id!r}: {len(questions)} questions are waiting; name the stage: {stages}")
         question = questions[0]
         asked = Question(text=question.text, options=question.choices)
-        reply = parse_reply(asked, text)
+        reply = asked.parse_reply(text)
         if not question.free and reply.option is None:
-            raise PipelineError(unclear(asked, reply))
+            raise PipelineError(asked.unclear(reply))
         late = PipelineError(f"run {run_id!r}: the question was answered or timed out meanwhile")
         await self.runs.database.transact(
             Statement(_WAKE, (run_id,)),  # first, to lock the row of a run that is about to wait

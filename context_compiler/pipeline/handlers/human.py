@@ -5,17 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from context_compiler.pipeline.graph import Edge
-from context_compiler.pipeline.interviewers import (
-    AnswerValue,
-    Option,
-    Question,
-    Reply,
-    ask_in_time,
-    chosen_option,
-    default_option,
-    inform,
-    unclear,
-)
+from context_compiler.pipeline.interviewers import AnswerValue, Option, Question, Reply, ask_in_time, inform
 from context_compiler.pipeline.routing import accelerator
 from context_compiler.pipeline.stage import Stage, Unanswered
 from context_compiler.pipeline.state import Outcome, StageStatus, failure
@@ -52,7 +42,7 @@ class HumanHandler:
         reply = await ask_in_time(stage.config.interviewer, question)
         if _is(reply, AnswerValue.TIMEOUT):
             await stage.emit("interview_timeout", question=question.text, seconds=limit)
-            chosen = default_option(question)
+            chosen = question.default_option
             if chosen is None:
                 return Outcome(status=StageStatus.RETRY, failure_reason="human gate timeout, no default")
             await _inform(stage, f"nobody answered within {limit:g} s, so {chosen.label!r} was chosen")
@@ -62,10 +52,10 @@ class HumanHandler:
             raise Unanswered(f"{stage.node.name}: nobody is there to answer")
         if _is(reply, AnswerValue.SKIPPED):
             return failure("nobody answered")
-        chosen = chosen_option(question, reply)
+        chosen = question.chosen_option(reply)
         if chosen is not None:
             return _choose(chosen, "" if reply.option is not None else reply.text)
-        reason = unclear(question, reply)
+        reason = question.unclear(reply)
         await _inform(stage, reason)
         return failure(reason, updates={"human_response": reply.text} if reply.text else None)
 
