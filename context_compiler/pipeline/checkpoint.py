@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from context_compiler.errors import CheckpointError, PipelineError
 from context_compiler.pipeline.artifacts import os_errors, write_atomically
-from context_compiler.pipeline.state import SCHEMA_VERSION, Hashes, Lineage, Outcome, RunState, Thread, parse_outcome
+from context_compiler.pipeline.state import SCHEMA_VERSION, Hashes, Lineage, Outcome, RunState, Thread
 
 FILE, STEPS = "checkpoint.json", "steps"
 STEPS_NAME = re.compile(r"steps-[0-9a-f]{1,32}\.jsonl")
@@ -137,7 +137,7 @@ def _build_state(data: Mapping[str, Any]) -> RunState:
         edge=data["edge"],
         current_node=data["current_node"],
         completed=tuple(data["completed_nodes"]),
-        outcomes={name: parse_outcome(outcome) for name, outcome in data["node_outcomes"].items()},
+        outcomes={name: Outcome.parse(outcome) for name, outcome in data["node_outcomes"].items()},
         retries=dict(data["node_retries"]),
         visits=dict(data["node_visits"]),
         recheck=tuple(data["recheck"]),

@@ -35,12 +35,12 @@ from context_compiler.pipeline.stage import (
 from context_compiler.pipeline.state import (
     Changes,
     ContextStore,
+    Outcome,
     RunState,
     StageStatus,
     Thread,
     branch_state,
     next_attempt,
-    parse_outcome,
 )
 from context_compiler.pipeline.threads import Session, load_session
 
@@ -382,7 +382,7 @@ def _apply_changes(before: RunState, changes: Mapping[str, Any]) -> RunState:
         sequence=before.sequence + changes["sequence"],
         completed=(*before.completed, *changes["completed"]),
         logs=(*before.logs, *changes["logs"]),
-        outcomes={**before.outcomes, **{name: parse_outcome(outcome) for name, outcome in changes["outcomes"].items()}},
+        outcomes={**before.outcomes, **{name: Outcome.parse(outcome) for name, outcome in changes["outcomes"].items()}},
         visits=dict(changes["visits"]),
         retries=dict(changes["retries"]),
         recheck=tuple(changes["recheck"]),

@@ -22,15 +22,7 @@ from context_compiler.pipeline.artifacts import ArtifactStore, artifact_id, os_e
 from context_compiler.pipeline.config import RequestMeter, RunConfig, max_attempts, stage_backoff
 from context_compiler.pipeline.graph import Graph, Node
 from context_compiler.pipeline.preamble import build_fidelity_preamble
-from context_compiler.pipeline.state import (
-    ContextStore,
-    Outcome,
-    RunState,
-    StageStatus,
-    failure,
-    find_outcome,
-    parse_outcome,
-)
+from context_compiler.pipeline.state import ContextStore, Outcome, RunState, StageStatus, failure, find_outcome
 from context_compiler.pipeline.threads import Session
 from context_compiler.resilience import call, try_await
 
@@ -394,6 +386,6 @@ def read_status(stage: Stage) -> Outcome | None:
 
 def _parse(document: Mapping[str, Any], where: str) -> Outcome:
     try:
-        return parse_outcome(document)
+        return Outcome.parse(document)
     except ValueError as error:
         return failure(f"{where}: {error}")

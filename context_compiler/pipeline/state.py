@@ -83,19 +83,38 @@ class Outcome:
 
     def document(self) -> dict[str, Any]:
         """Convert to plain data with the keys of a status file, without empty values."""
-        facts: dict[str, Any] = {
-            "outcome": self.status.value,
-            "status": self.status.value,
-            "preferred_label": self.preferred_label,
-            "suggested_next_ids": list(self.suggested_next_ids),
-            "context_updates": dict(self.context_updates),
-            "notes": self.notes,
-            "failure_reason": self.failure_reason,
-            "raw": self.raw,
-            "tools": list(self.tools),
-            "error": self.error,
-        }
+        fields = {name: getattr(self, name) for name in Outcome.__dataclass_fields__}
+        facts: dict[str, Any] = {"outcome": self.status.value, **fields, "status": self.status.value}
+        facts |= {"suggested_next_ids": list(self.suggested_next_ids), "tools": list(self.tools)}
+        facts["context_updates"] = dict(self.context_updates)
         return {key: value for key, value in facts.items() if value not in ("", [], {})}
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> Outcome:
+        """Parse an outcome from plain data: a status file, an agent's answer, or the result of `document`.
+
+        Raises:
+            ValueError: the status is missing, or a field has the wrong type.
+        """
+        word = next((document[key] for key in STATUS_KEYS if document.get(key) not in (None, "")), None)
+        if not isinstance(word, str):
+            raise ValueError("it has no outcome; give one of " + ", ".join(StageStatus))
+        status, raw = parse_status(word)
+        label = next((_text(document, key) for key in LABEL_KEYS if document.get(key)), "")
+        updates: object = document.get("context_updates") or {}
+        if not isinstance(updates, Mapping):
+            raise ValueError("context_updates is not an object")
+        return cls(
+            status=status,
+            preferred_label=label or raw,
+            suggested_next_ids=_parse_names(document.get("suggested_next_ids")),
+            context_updates=dict(cast("Mapping[str, Any]", updates)),
+            notes=_text(document, "notes"),
+            failure_reason=_text(document, "failure_reason"),
+            raw=_text(document, "raw") or raw,
+            tools=_parse_names(document.get("tools")),
+            error=_text(document, "error"),
+        )
 
 
 MAX_STARTS = 8
@@ -106,33 +125,6 @@ _TEXTS = ("preferred_label", "notes", "failure_reason", "raw", "error")
 def failure(reason: str, *, updates: Mapping[str, Any] | None = None) -> Outcome:
     """Build the outcome of a failed stage."""
     return Outcome(status=StageStatus.FAIL, failure_reason=reason, context_updates=updates or {})
-
-
-def parse_outcome(document: Mapping[str, Any]) -> Outcome:
-    """Parse an outcome from plain data: a status file, an agent's answer, or the result of `document`.
-
-    Raises:
-        ValueError: the status is missing, or a field has the wrong type.
-    """
-    word = next((document[key] for key in STATUS_KEYS if document.get(key) not in (None, "")), None)
-    if not isinstance(word, str):
-        raise ValueError("it has no outcome; give one of " + ", ".join(StageStatus))
-    status, raw = parse_status(word)
-    label = next((_text(document, key) for key in LABEL_KEYS if document.get(key)), "")
-    updates: object = document.get("context_updates") or {}
-    if not isinstance(updates, Mapping):
-        raise ValueError("context_updates is not an object")
-    return Outcome(
-        status=status,
-        preferred_label=label or raw,
-        suggested_next_ids=_parse_names(document.get("suggested_next_ids")),
-        context_updates=dict(cast("Mapping[str, Any]", updates)),
-        notes=_text(document, "notes"),
-        failure_reason=_text(document, "failure_reason"),
-        raw=_text(document, "raw") or raw,
-        tools=_parse_names(document.get("tools")),
-        error=_text(document, "error"),
-    )
 
 
 def parse_status(word: str) -> tuple[StageStatus, str]:
@@ -160,7 +152,7 @@ def find_outcome(text: str) -> Outcome | None:
         objects = (_read_object(line[position:]) for position in starts)
         document = next((parsed for parsed in objects if parsed and "outcome" in parsed), None)
     try:
-        return None if document is None else parse_outcome(document)
+        return None if document is None else Outcome.parse(document)
     except ValueError:
         return None
 

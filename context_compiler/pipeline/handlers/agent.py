@@ -35,7 +35,7 @@ from context_compiler.pipeline.graph import Graph, Node
 from context_compiler.pipeline.handlers.tool import RESERVED
 from context_compiler.pipeline.shell import CommandResult, run_shell
 from context_compiler.pipeline.stage import EXCERPT, STEER, Emit, Stage, read_status
-from context_compiler.pipeline.state import Outcome, find_outcome, parse_outcome
+from context_compiler.pipeline.state import Outcome, find_outcome
 from context_compiler.pipeline.stylesheet import EFFORTS
 from context_compiler.resilience import try_await
 from context_compiler.tokens.prices import cost_of
@@ -163,7 +163,7 @@ def _to_outcome(output: object) -> Outcome:
     if isinstance(output, str):
         return find_outcome(output) or Outcome()
     document: Mapping[str, Any] = cast("Mapping[str, Any]", output) if isinstance(output, Mapping) else {}
-    return parse_outcome(document) if isinstance(document.get("outcome", document.get("status")), str) else Outcome()
+    return Outcome.parse(document) if isinstance(document.get("outcome", document.get("status")), str) else Outcome()
 
 
 def _to_text(output: object) -> str:

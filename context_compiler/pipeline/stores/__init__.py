@@ -56,7 +56,7 @@ class RunInfo:
 
     def document(self) -> dict[str, Any]:
         """Convert to plain data."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: getattr(self, name) for name in RunInfo.__dataclass_fields__}
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> Self:
