@@ -32,16 +32,7 @@ from context_compiler.pipeline.stage import (
     stage_input,
     traits,
 )
-from context_compiler.pipeline.state import (
-    Changes,
-    ContextStore,
-    Outcome,
-    RunState,
-    StageStatus,
-    Thread,
-    branch_state,
-    next_attempt,
-)
+from context_compiler.pipeline.state import Changes, ContextStore, Outcome, RunState, StageStatus, Thread, branch_state
 from context_compiler.pipeline.threads import Session, load_session
 
 log = logging.getLogger("context_compiler.pipeline")
@@ -260,7 +251,7 @@ class Engine:
         await self._pause_after_errors(state, state.current_node or "")
         facts = {"status": "restarted", "restart_target": state.next_node}
         await self.io.emit("run_finalized", run_id=state.run_id, **facts)
-        fresh = next_attempt(self.graph, state)
+        fresh = state.next_attempt(self.graph)
         self.load(fresh)
         await self.io.emit("run_initialized", run_id=fresh.run_id, **asdict(fresh.lineage))
         return fresh

@@ -448,6 +448,20 @@ class RunState:
         """Outcome of the last completed stage."""
         return self.outcomes.get(self.current_node) if self.current_node is not None else None
 
+    def next_attempt(self, graph: Graph) -> RunState:
+        """Build the state before the next attempt's first stage; it keeps only the edge taken and initial values."""
+        lineage = replace(self.lineage, attempt=self.lineage.attempt + 1, parent_run_id=self.run_id)
+        return RunState(
+            lineage=lineage,
+            graph=self.graph,
+            next_node=self.next_node,
+            how="restart",
+            edge=self.edge,
+            given=self.given,
+            context=_initial_context(graph, lineage, self.given),
+            sequence=self.sequence,
+        )
+
 
 RunResult: TypeAlias = RunState
 """Result of a run: its final state."""
@@ -500,21 +514,6 @@ def initial_state(graph: Graph, names: Hashes, run_id: str, values: Mapping[str,
         next_node=starts[0].name,
         given=kept,
         context=_initial_context(graph, lineage, kept),
-    )
-
-
-def next_attempt(graph: Graph, state: RunState) -> RunState:
-    """Build the state before the first stage of the next attempt; it keeps only the edge taken and initial values."""
-    lineage = replace(state.lineage, attempt=state.lineage.attempt + 1, parent_run_id=state.run_id)
-    return RunState(
-        lineage=lineage,
-        graph=state.graph,
-        next_node=state.next_node,
-        how="restart",
-        edge=state.edge,
-        given=state.given,
-        context=_initial_context(graph, lineage, state.given),
-        sequence=state.sequence,
     )
 
 
