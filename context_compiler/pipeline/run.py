@@ -179,7 +179,9 @@ class ActiveRun:
         self._depth = depth
         self.requests = requests or RequestMeter(limit=config.max_requests, max_cost=config.max_cost)
         self.config, self.store, self.state = config, store, state
-        self.root = run_folder(config, store, state.lineage.root_run_id)
+        folder = store.folder(state.lineage.root_run_id) if isinstance(store, FileRuns) else None
+        self.root = folder if config.logs_root is None else Path(config.logs_root)
+        """Folder of the files of the run; None if no files are written."""
         # `FileRuns` saves checkpoints itself.
         self._checkpoints = None if self.root is None or isinstance(store, FileRuns) else CheckpointFolder(self.root)
         io = EngineIO(
@@ -266,8 +268,10 @@ class ActiveRun:
         if self._depth >= MAX_DEPTH:
             raise PipelineError(f"child pipelines are nested more than {MAX_DEPTH} deep; does one supervise itself?")
         store = _child_store(self.store, run_id)
-        config = replace(self.config, run_id=run_id, runs=store, context={}, logs_root=self._child_folder(run_id))
-        config = replace(config, journal=advance_plainly)
+        folder = None  # no files, or `FileRuns` chooses the folder
+        if self.root is not None and not isinstance(self.store, FileRuns):
+            folder = self.root / "children" / folder_name(run_id)
+        config = replace(self.config, run_id=run_id, runs=store, context={}, logs_root=folder, journal=advance_plainly)
         prepared, names = prepare(graph, config), graph_hashes(graph)
         async with AsyncExitStack() as owned:
             lost = await _acquire_child(store, run_id, owned)
@@ -309,12 +313,6 @@ class ActiveRun:
         """Stop the children that are still running."""
         for child in list(self._running):
             await child.stop()
-
-    def _child_folder(self, run_id: str) -> Path | None:
-        """Folder for the files of a child; None if none are written, or if the store chooses the folder."""
-        if self.root is None or isinstance(self.store, FileRuns):
-            return None
-        return self.root / "children" / folder_name(run_id)
 
 
 async def _acquire_child(store: RunStore, run_id: str, owned: AsyncExitStack) -> Lost:
@@ -408,13 +406,6 @@ def open_runs(config: RunConfig) -> RunStore:
             raise SettingsError(f"{path}: this is no {kind}; give a folder of runs, or a file named *.db")
         return SQLiteRuns(path) if is_database else FileRuns(path)
     return MemoryRuns() if config.logs_root is None else in_folder(config.logs_root)
-
-
-def run_folder(config: RunConfig, store: RunStore, run_id: str) -> Path | None:
-    """Folder of a run's files; None if no files are written."""
-    if config.logs_root is not None:
-        return Path(config.logs_root)
-    return store.folder(run_id) if isinstance(store, FileRuns) else None
 
 
 def run_info(graph: Graph, state: RunState, owner: str) -> RunInfo:
