@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any, cast
 
 from context_compiler.pipeline.artifacts import MAX_SHOWN_BYTES, PREFIX, REFERENCES_KEY, artifact_id, artifact_reference
@@ -52,15 +52,9 @@ def select_edge(graph: Graph, name: str, outcome: Outcome, values: Mapping[str, 
         return _best(holding)
     unconditional = [edge for edge in edges if not edge.condition]
     wanted = normalise_label(outcome.preferred_label)
-    if wanted:
-        for edge in unconditional:
-            if normalise_label(edge.label) == wanted:
-                return edge
-    for id in outcome.suggested_next_ids:
-        for edge in unconditional:
-            if edge.target == id:
-                return edge
-    return _best(unconditional) if unconditional else None
+    labelled = (edge for edge in unconditional if wanted and normalise_label(edge.label) == wanted)
+    suggested = (edge for id in outcome.suggested_next_ids for edge in unconditional if edge.target == id)
+    return next(chain(labelled, suggested), None) or _best(unconditional)
 
 
 def _holds(edge: Edge, outcome: Outcome, values: Mapping[str, Any]) -> bool:
@@ -72,8 +66,8 @@ def _holds(edge: Edge, outcome: Outcome, values: Mapping[str, Any]) -> bool:
     return condition.holds(values, outcome=outcome.status, preferred_label=outcome.preferred_label, raw=outcome.raw)
 
 
-def _best(edges: Iterable[Edge]) -> Edge:
-    return min(edges, key=lambda edge: (-edge.weight, edge.target))
+def _best(edges: Iterable[Edge]) -> Edge | None:
+    return min(edges, key=lambda edge: (-edge.weight, edge.target), default=None)
 
 
 def retry_target(graph: Graph, node: Node, *, gate: bool) -> str | None:
@@ -96,9 +90,8 @@ def unmet_gate(graph: Graph, state: RunState, *, unvisited: bool = False, withou
         if not node.goal_gate or node.name == without:
             continue
         outcome = state.outcomes.get(node.name)
-        if node.name in state.recheck or (outcome is None and unvisited):
-            return node
-        if outcome is not None and not outcome.status.good:
+        unmet = unvisited if outcome is None else not outcome.status.good
+        if unmet or node.name in state.recheck:
             return node
     return None
 
