@@ -6,7 +6,7 @@ An error prevents a run, a warning marks a probable mistake, and an info marks s
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import lru_cache, partial
 from typing import TypeAlias
@@ -87,14 +87,11 @@ def edge_target_exists(graph: Graph) -> Iterator[Diagnostic]:
                 yield diagnostic(edge, "edge_target_exists", ERROR, f"there is no stage {name!r}", "declare it")
             elif node.implied and name not in seen:
                 seen.add(name)
-                near = _near_name(name, declared) if len(seen) <= MAX_SUGGESTIONS else ""
+                candidates = declared if len(seen) <= MAX_SUGGESTIONS else ()
+                near = next((other for other in candidates if _one_letter_away(name, other)), "")
                 fix = f"did you mean {near}?" if near else "declare it to give it a prompt other than its name"
                 message = f"no statement declares the stage {name!r}"
                 yield diagnostic(edge, "edge_target_exists", WARNING if near else INFO, message, fix)
-
-
-def _near_name(name: str, declared: Sequence[str]) -> str:
-    return next((other for other in declared if _one_letter_away(name, other)), "")
 
 
 def _one_letter_away(name: str, other: str) -> bool:
@@ -133,13 +130,13 @@ def reachability(graph: Graph) -> Iterator[Diagnostic]:
 
 def retry_target_exists(graph: Graph) -> Iterator[Diagnostic]:
     """Report retry targets that are not stages."""
-    for thing in (graph, *graph.nodes.values()):
-        of_graph = " of the graph" if thing is graph else ""
+    for part in (graph, *graph.nodes.values()):
+        of_graph = " of the graph" if part is graph else ""
         for key in ("retry_target", "fallback_retry_target"):
-            target = thing.text(key)
+            target = part.text(key)
             if target and target not in graph.nodes:
                 message = f"{key}{of_graph} is not a stage: {target!r}"
-                yield diagnostic(thing, "retry_target_exists", WARNING, message, "name a stage that is declared")
+                yield diagnostic(part, "retry_target_exists", WARNING, message, "name a stage that is declared")
 
 
 def dead_end(graph: Graph) -> Iterator[Diagnostic]:
@@ -202,7 +199,7 @@ EXPECTED = {
 """Descriptions of the valid values, by attribute type."""
 
 
-def _elements(graph: Graph) -> Iterator[tuple[Graph | Node | Edge, Mapping[str, str], Mapping[str, tuple[str, ...]]]]:
+def _parts(graph: Graph) -> Iterator[tuple[Graph | Node | Edge, Mapping[str, str], Mapping[str, tuple[str, ...]]]]:
     """The graph, its stages and its edges, each with known attributes and their other spellings."""
     yield graph, GRAPH_ATTRIBUTES, GRAPH_SPELLINGS
     for node in graph.nodes.values():
@@ -214,19 +211,19 @@ def _elements(graph: Graph) -> Iterator[tuple[Graph | Node | Edge, Mapping[str, 
 def attributes_known(graph: Graph) -> Iterator[Diagnostic]:
     """Report unknown attributes and old spellings."""
     unknown = 0
-    for thing, kinds, spellings in _elements(graph):
-        for name in thing.attrs:
+    for part, kinds, spellings in _parts(graph):
+        for name in part.attrs:
             if name in kinds or name in DRAWING:
                 continue
             unknown += 1
             standard = next((current for current, others in spellings.items() if name in others), "")
             if standard:
-                yield diagnostic(thing, "old_spelling", INFO, f"{name!r} is read as {standard!r}", f"write {standard}")
+                yield diagnostic(part, "old_spelling", INFO, f"{name!r} is read as {standard!r}", f"write {standard}")
             else:
                 near = _closest_name(name, tuple(kinds)) if unknown <= MAX_SUGGESTIONS else ""
                 severity = WARNING if near else INFO
                 fix = f"did you mean {near}?" if near else "the engine ignores it; your own handlers can read it"
-                yield diagnostic(thing, "unknown_attribute", severity, f"unknown attribute {name!r}", fix)
+                yield diagnostic(part, "unknown_attribute", severity, f"unknown attribute {name!r}", fix)
 
 
 @lru_cache(maxsize=4096)
@@ -236,30 +233,30 @@ def _closest_name(name: str, names: tuple[str, ...]) -> str:
 
 def value_type(graph: Graph) -> Iterator[Diagnostic]:
     """Report values that do not have the type of their attribute."""
-    for thing, kinds, _ in _elements(graph):
-        for name in thing.attrs:
+    for part, kinds, _ in _parts(graph):
+        for name in part.attrs:
             kind = kinds.get(name, "text")
-            raw = thing.raw(name) if kind != "text" else None
+            raw = part.raw(name) if kind != "text" else None
             if raw is None:
                 continue
             value = READERS[kind](raw)
             negative = isinstance(value, int | float) and kind != "flag" and name != "weight" and value < 0
             if value is None or negative:
-                yield diagnostic(thing, "value_type", WARNING, f"{name}={raw!r} is not valid", f"give {EXPECTED[kind]}")
+                yield diagnostic(part, "value_type", WARNING, f"{name}={raw!r} is not valid", f"give {EXPECTED[kind]}")
 
 
 def fidelity_valid(graph: Graph) -> Iterator[Diagnostic]:
     """Report unknown fidelities; a run ignores them."""
-    for thing, _, _ in _elements(graph):
-        name = "default_fidelity" if thing is graph else "fidelity"
-        value = thing.text(name)
+    for part, _, _ in _parts(graph):
+        name = "default_fidelity" if part is graph else "fidelity"
+        value = part.text(name)
         if not value:
             continue
         try:
             Fidelity.parse(value, where=name)
         except FidelityError:
             fix = f"use one of {', '.join(Fidelity)}"
-            yield diagnostic(thing, "fidelity_valid", WARNING, f"unknown fidelity {value!r}", fix)
+            yield diagnostic(part, "fidelity_valid", WARNING, f"unknown fidelity {value!r}", fix)
 
 
 def reasoning_effort_known(graph: Graph) -> Iterator[Diagnostic]:
@@ -312,8 +309,8 @@ def shape_known(graph: Graph) -> Iterator[Diagnostic]:
 def policies_known(graph: Graph) -> Iterator[Diagnostic]:
     """Report unknown policies for joins, for errors, and for retries."""
     joins, errors, retries = (POLICIES, ERROR), (ERROR_POLICIES, WARNING), (RETRY_POLICIES, WARNING)
-    known = {"join_policy": joins, "error_policy": errors, "retry_policy": retries}
-    for name, (allowed, severity) in known.items():
+    policies = {"join_policy": joins, "error_policy": errors, "retry_policy": retries}
+    for name, (allowed, severity) in policies.items():
         for node in graph.nodes.values():
             value = node.text(name)
             if value and value not in allowed:
