@@ -180,18 +180,18 @@ class RunQueue:
         taken = await self.take(run_id, worker, progress, held=held)
         if taken is None:
             return None
-        trouble = f": {taken.trouble}" if taken.trouble else ""
-        reason = taken.cancelled
-        if reason is None and taken.takes > most:
-            reason = f"taken {most} times without completing a stage{trouble}"
-        elif reason is None and unreadable is not None and unreadable.newer:
+        if taken.cancelled is not None:
+            reason = taken.cancelled
+        elif taken.takes > most:
+            reason = f"taken {most} times without completing a stage" + (f": {taken.trouble}" if taken.trouble else "")
+        elif unreadable is not None and unreadable.newer:
             delay = await self.put_back_for_now(taken, str(unreadable))
             return Taken(submission=taken, change="put back", reason=str(unreadable), delay=delay)
-        elif reason is None and state is None:
+        elif state is None:
             reason = str(unreadable or "its state was never saved")
-        elif reason is None and taken.damage:
+        elif taken.damage:
             reason = taken.damage
-        if reason is None:
+        else:
             return Taken(submission=taken, state=state, change="taken")
         return Taken(submission=taken, change=await self.give_up(run_id, reason), reason=reason)
 

@@ -161,7 +161,8 @@ class _Execution:
             reason = await self._watch(task)
             waiting = [*self._asking.values()]
         finally:
-            await _stop(task)
+            with suppress(asyncio.CancelledError):
+                await cancel_and_wait(task)
         if reason == "waiting":
             await queue.park(run_id, waiting)
             await worker.notify(run_id, reason)
@@ -245,9 +246,3 @@ def _is_inside(stage: _Place, container: _Place) -> bool:
     if run_id == outer_run:
         return branch.startswith(f"{outer_branch}." if outer_branch else "") and branch != outer_branch
     return run_id.startswith(".".join(filter(None, (outer_run, outer_branch, node))) + ".")
-
-
-async def _stop(task: asyncio.Task[Any]) -> None:
-    """Cancel a task, and wait until it has ended."""
-    with suppress(asyncio.CancelledError):
-        await cancel_and_wait(task)
