@@ -14,18 +14,17 @@ from datetime import UTC, datetime
 from itertools import compress, islice
 from operator import is_, is_not
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast, get_args
 from uuid import uuid4
 
 from context_compiler.errors import CheckpointError, PipelineError
 from context_compiler.pipeline.artifacts import os_errors, write_atomically
-from context_compiler.pipeline.state import SCHEMA_VERSION, Hashes, Lineage, Outcome, RunState, Thread
+from context_compiler.pipeline.state import SCHEMA_VERSION, Hashes, How, Lineage, Outcome, RunState, Thread
 
 FILE, STEPS = "checkpoint.json", "steps"
 STEPS_NAME = re.compile(r"steps-[0-9a-f]{1,32}\.jsonl")
 SMALL = 64 * 1024
 """Maximum size in bytes of a checkpoint that is rewritten at each step; a larger one gets a file of changes."""
-HOW_VALUES = ("start", "edge", "jump", "join", "restart")
 _NONE = type(None)
 _FIELD_TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("next_node", "current_node", "current_node_fidelity", "current_node_thread"), (str, _NONE)),
@@ -69,10 +68,10 @@ def head(state: RunState) -> dict[str, Any]:
         "pending_restart": state.next_node if state.status == "restarted" else None,
         "lineage": asdict(state.lineage),
         "graph_dot_source_hash": state.graph.source,
-        "graph_dot_source_ref": _hash_reference(state.graph.source),
+        "graph_dot_source_ref": None if state.graph.source is None else f"store://{state.graph.source}",
         "graph_dot_source_size": state.graph.source_size,
         "graph_snapshot_hash": state.graph.snapshot,
-        "graph_snapshot_ref": _hash_reference(state.graph.snapshot),
+        "graph_snapshot_ref": f"store://{state.graph.snapshot}",
         "graph_snapshot_size": state.graph.snapshot_size,
     }
 
@@ -112,9 +111,9 @@ def parse_checkpoint(document: object, *, where: str) -> RunState:
         version = data["metadata"]["schema_version"]
         if version != SCHEMA_VERSION:
             newer = isinstance(version, int) and version > SCHEMA_VERSION
-            what = "was written by a newer version; upgrade context-compiler" if newer else "has an unknown version"
+            problem = "was written by a newer version; upgrade context-compiler" if newer else "has an unknown version"
             versions = f"(schema {version!r}; this version reads schema {SCHEMA_VERSION})"
-            raise CheckpointError(f"{where}: the checkpoint {what} {versions}", newer=newer)
+            raise CheckpointError(f"{where}: the checkpoint {problem} {versions}", newer=newer)
         return _build_state(data)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{where}: the checkpoint is damaged ({type(error).__name__}: {error})") from error
@@ -163,7 +162,7 @@ def _check_types(data: Mapping[str, Any]) -> None:
         ValueError: a field has the wrong type.
     """
     wrong = {name for name, kinds in _FIELD_TYPES.items() if type(data[name]) not in kinds}
-    wrong |= {"how"} if data["how"] not in HOW_VALUES else set()
+    wrong |= {"how"} if data["how"] not in get_args(How) else set()
     wrong |= {"terminal_status"} if data["terminal_status"] not in (None, "success", "fail") else set()
     for name in _ELEMENT_TYPES.keys() - wrong:
         value = data[name]
@@ -282,10 +281,6 @@ def open_private(path: str, flags: int) -> int:
 def _size(data: Mapping[str, Any], key: str) -> int | None:
     size = data.get(key)
     return size if type(size) is int else None
-
-
-def _hash_reference(hash: str | None) -> str | None:
-    return None if hash is None else f"store://{hash}"
 
 
 Name: TypeAlias = tuple[str, str]

@@ -352,8 +352,7 @@ class Page:
     def goal(self, goal: object) -> None:
         """Set the goal, cut to a quarter of the budget, or to the free tokens of a page without stages and context."""
         room = max(0, self.limits.budget - self._count.text(self._render()))
-        quarter = self.limits.budget // 4
-        most = room - 4 if self.limits.budget <= 100 else min(quarter, room)
+        most = room - 4 if self.limits.budget <= 100 else min(self.limits.budget // 4, room)
         self._values["goal"] = text = self.clip(goal, max(1, most))
         self._free = room - self._count.text(text) - ENTRY
 
