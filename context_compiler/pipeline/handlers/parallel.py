@@ -144,7 +144,7 @@ def _branch_row(stage: Stage, branch: Branch, before: Mapping[str, Any], state: 
     status = "fail" if state.status == "fail" else last.status.value if last else "success"
     new = {key: value for key, value in state.context.items() if before.get(key) is not value}
     updates = {
-        key: _limit_size(stage, branch, key, value)
+        key: value if len(json.dumps(value)) <= LARGEST else stage.keep(artifact_id(branch.id, key), value)
         for key, value in sorted(new.items())
         if not key.startswith(UNREPORTED)
     }
@@ -159,13 +159,6 @@ def _branch_row(stage: Stage, branch: Branch, before: Mapping[str, Any], state: 
     }
 
 
-def _limit_size(stage: Stage, branch: Branch, key: str, value: Any) -> Any:
-    """Return a value, or the reference of an artifact with it if it is too large for the results."""
-    if len(json.dumps(value)) <= LARGEST:
-        return value
-    return stage.keep(artifact_id(branch.id, key), value)
-
-
 def succeeded(row: Mapping[str, Any]) -> bool:
     """True if a branch succeeded; a skipped branch did not."""
     return row.get("status") in ("success", "partial_success")
@@ -176,15 +169,13 @@ def join_status(policy: str, rows: Sequence[Mapping[str, Any]], stage: Stage) ->
     if stage.node.text("error_policy") == "ignore":
         rows = [row for row in rows if row["status"] != "fail"]
     good, bad = sum(map(succeeded, rows)), sum(row["status"] == "fail" for row in rows)
-    if policy == "ignore":
-        return StageStatus.SUCCESS
-    if policy == "wait_all":
-        if bad:
-            return StageStatus.PARTIAL_SUCCESS if good else StageStatus.FAIL
-        return StageStatus.SUCCESS
-    if policy == "all_success":
-        return StageStatus.FAIL if bad else StageStatus.SUCCESS
-    return StageStatus.SUCCESS if good >= required_successes(policy, len(rows), stage) else StageStatus.FAIL
+    if policy == "wait_all" and bad and good:
+        return StageStatus.PARTIAL_SUCCESS
+    if policy in ("wait_all", "all_success"):
+        met = not bad
+    else:
+        met = policy == "ignore" or good >= required_successes(policy, len(rows), stage)
+    return StageStatus.SUCCESS if met else StageStatus.FAIL
 
 
 def required_successes(policy: str, count: int, stage: Stage) -> int:
