@@ -181,8 +181,8 @@ def exchanges(stage: Stage) -> Iterator[ModelMessage]:
 def view_text(view: View) -> str:
     """Return the compiled text of a view, without the raw messages in it."""
     parts = [part for message in view.messages for part in message.parts]
-    things = [thing for part in parts for thing in user_content(getattr(part, "content", None))]
-    return "\n\n".join(thing.content for thing in things if isinstance(thing, TextContent) and mark_of(thing)).strip()
+    contents = [content for part in parts for content in user_content(getattr(part, "content", None))]
+    return "\n\n".join(text.content for text in contents if isinstance(text, TextContent) and mark_of(text)).strip()
 
 
 def _request(text: str) -> ModelRequest:

@@ -194,17 +194,17 @@ class Leniencies:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._found: dict[str, tuple[int, int]] = {}
+        self._deviations: dict[str, tuple[int, int]] = {}
 
     def add(self, rule: str, offset: int) -> None:
         """Note a deviation at an offset."""
-        first, times = self._found.get(rule, (offset, 0))
-        self._found[rule] = (first, times + 1)
+        first, times = self._deviations.get(rule, (offset, 0))
+        self._deviations[rule] = (first, times + 1)
 
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """Return one warning per kind, in the order of the source."""
-        found = sorted(self._found.items(), key=lambda entry: entry[1])
-        return tuple(self._warning(rule, *noted) for rule, noted in found)
+        deviations = sorted(self._deviations.items(), key=lambda entry: entry[1])
+        return tuple(self._warning(rule, *noted) for rule, noted in deviations)
 
     def _warning(self, rule: str, first: int, times: int) -> Diagnostic:
         message, fix = TOLERATED[rule]

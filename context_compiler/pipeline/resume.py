@@ -98,13 +98,13 @@ async def _load_graph(store: RunStore, state: RunState, pipeline: Graph | str | 
         for hash in (state.graph.source, state.graph.snapshot):
             text = text or (await store.content(hash) if hash else None)
         if text is None:
-            what = f"run {state.run_id!r} was saved without its graph"
-            raise PipelineError(f"{what}; give the graph, or the store that contains it")
+            fault = f"run {state.run_id!r} was saved without its graph"
+            raise PipelineError(f"{fault}; give the graph, or the store that contains it")
         path = state.context.get(GRAPH_PATH)
         graph = _parse(text, path if isinstance(path, str) else None)
     if graph_hashes(graph).snapshot != state.graph.snapshot:
-        what = f"run {state.run_id!r} belongs to another graph"
-        raise GraphError(f"{what}; resume it with the graph it was started with, or start a new run", path=graph.path)
+        fault = f"run {state.run_id!r} belongs to another graph"
+        raise GraphError(f"{fault}; resume it with the graph it was started with, or start a new run", path=graph.path)
     return graph
 
 
@@ -129,6 +129,6 @@ def resume_state(graph: Graph, state: RunState, config: RunConfig) -> RunState:
         try:
             load_session(key, thread)
         except ValueError as error:
-            what = f"run {state.run_id!r}: the conversation {key!r} is damaged"
-            raise PipelineError(f"{what}; resume without restoring conversations") from error
+            fault = f"run {state.run_id!r}: the conversation {key!r} is damaged"
+            raise PipelineError(f"{fault}; resume without restoring conversations") from error
     return replace(state, resumed=True, threads=threads)

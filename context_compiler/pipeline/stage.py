@@ -225,8 +225,8 @@ class Traits:
 
 def traits(handler: object) -> Traits:
     """Read the traits of a handler."""
-    given = {name: getattr(handler, name, None) for name in Traits.__dataclass_fields__}
-    return Traits(**{name: value for name, value in given.items() if isinstance(value, bool)})
+    values = {name: getattr(handler, name, None) for name in Traits.__dataclass_fields__}
+    return Traits(**{name: value for name, value in values.items() if isinstance(value, bool)})
 
 
 def folder_name(name: str) -> str:

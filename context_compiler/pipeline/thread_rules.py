@@ -49,14 +49,14 @@ def full_without_thread(graph: Graph) -> Iterator[Diagnostic]:
 def _stages_first_in(graph: Graph, users: Collection[str]) -> set[str]:
     """Return the stages of a thread that a run can reach after other work, but after no other stage of the thread."""
 
-    def onward(place: tuple[str, bool]) -> list[tuple[str, bool]]:
-        name, worked = place
+    def onward(step: tuple[str, bool]) -> list[tuple[str, bool]]:
+        name, worked = step
         node = graph.nodes.get(name)
         worked = worked or (node is not None and node.handler not in ("start", "conditional", "parallel"))
         return [] if name in users else [(edge.target, worked) for edge in graph.outgoing(name)]
 
-    places = reachable([(node.name, False) for node in graph.starts], onward)
-    return {name for name, worked in places if worked and name in users}
+    steps = reachable([(node.name, False) for node in graph.starts], onward)
+    return {name for name, worked in steps if worked and name in users}
 
 
 def thread_without_full(graph: Graph) -> Iterator[Diagnostic]:
@@ -80,7 +80,7 @@ def _edge_fidelity(edge: Edge | None, node: Node, graph: Graph) -> str:
 
 def thread_across_branches(graph: Graph) -> Iterator[Diagnostic]:
     """Report threads that several branches of a parallel stage use."""
-    if not any(thing.thread_id for things in (graph.nodes.values(), graph.edges) for thing in things):
+    if not any(part.thread_id for part in (*graph.nodes.values(), *graph.edges)):
         return
     for node in graph.nodes.values():
         if node.handler != "parallel" or not graph.outgoing(node.name):

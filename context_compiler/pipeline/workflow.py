@@ -332,19 +332,20 @@ def read_directives(text: str, known: Iterable[str], *, path: str | None = None,
     names = {_fold_name(name): name for name in known}
     lines = text.split("\n")
     values: dict[str, str] = {}
-    found: list[Directive] = []
+    directives: list[Directive] = []
     findings: list[Finding] = []
     taken: set[int] = set()
     for index, spelt, value in _leading_directives(lines):
         name = names.get(_fold_name(spelt))
         directive = Directive(name=name or spelt, value=value, line=line + index)
-        found.append(directive)
+        directives.append(directive)
         if len(findings) < MAX_FINDINGS:
             findings += _directive_findings(directive, path, is_known=name is not None, values=values, names=names)
         if name is not None:
             taken.add(index)
             values |= {name: value} if value else {}
-    return Directives(text=_remove_lines(lines, taken), values=values, found=tuple(found), findings=tuple(findings))
+    rest = _remove_lines(lines, taken)
+    return Directives(text=rest, values=values, found=tuple(directives), findings=tuple(findings))
 
 
 def _leading_directives(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
