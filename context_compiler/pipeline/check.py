@@ -13,15 +13,7 @@ from typing import TypeAlias
 
 from context_compiler.errors import FidelityError, GraphError
 from context_compiler.fidelity import Fidelity
-from context_compiler.pipeline.attributes import (
-    DRAWING,
-    EDGE_ATTRIBUTES,
-    GRAPH_ATTRIBUTES,
-    GRAPH_SPELLINGS,
-    NODE_ATTRIBUTES,
-    NODE_SPELLINGS,
-    READERS,
-)
+from context_compiler.pipeline import attributes
 from context_compiler.pipeline.commands import find_reader, placeholders
 from context_compiler.pipeline.conditions import Clause, ConditionError, parse_condition, status_word
 from context_compiler.pipeline.graph import (
@@ -201,11 +193,11 @@ EXPECTED = {
 
 def _parts(graph: Graph) -> Iterator[tuple[Graph | Node | Edge, Mapping[str, str], Mapping[str, tuple[str, ...]]]]:
     """The graph, its stages and its edges, each with known attributes and their other spellings."""
-    yield graph, GRAPH_ATTRIBUTES, GRAPH_SPELLINGS
+    yield graph, attributes.GRAPH_ATTRIBUTES, attributes.GRAPH_SPELLINGS
     for node in graph.nodes.values():
-        yield node, NODE_ATTRIBUTES, NODE_SPELLINGS
+        yield node, attributes.NODE_ATTRIBUTES, attributes.NODE_SPELLINGS
     for edge in graph.edges:
-        yield edge, EDGE_ATTRIBUTES, {}
+        yield edge, attributes.EDGE_ATTRIBUTES, {}
 
 
 def attributes_known(graph: Graph) -> Iterator[Diagnostic]:
@@ -213,7 +205,7 @@ def attributes_known(graph: Graph) -> Iterator[Diagnostic]:
     unknown = 0
     for part, kinds, spellings in _parts(graph):
         for name in part.attrs:
-            if name in kinds or name in DRAWING:
+            if name in kinds or name in attributes.DRAWING:
                 continue
             unknown += 1
             standard = next((current for current, others in spellings.items() if name in others), "")
@@ -239,7 +231,7 @@ def value_type(graph: Graph) -> Iterator[Diagnostic]:
             raw = part.raw(name) if kind != "text" else None
             if raw is None:
                 continue
-            value = READERS[kind](raw)
+            value = attributes.READERS[kind](raw)
             negative = isinstance(value, int | float) and kind != "flag" and name != "weight" and value < 0
             if value is None or negative:
                 yield diagnostic(part, "value_type", WARNING, f"{name}={raw!r} is not valid", f"give {EXPECTED[kind]}")
