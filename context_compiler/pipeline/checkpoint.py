@@ -352,8 +352,7 @@ def _compare_mappings(
     else:
         gone += [(section, name) for name in old.keys() - now.keys()]
         changed = [(name, value) for name, value in now.items() if name not in old or old[name] is not value]
-    for name, value in changed:
-        new.append((section, name, value.document() if isinstance(value, Outcome) else value))
+    new += [(section, name, value.document() if isinstance(value, Outcome) else value) for name, value in changed]
 
 
 def _compare_sequences(section: str, old: Sequence[Any], now: Sequence[Any], gone: list[Name], new: list[Cell]) -> None:

@@ -58,7 +58,8 @@ class SQLiteDatabase(File):
         try:
             return await self.perform(work)
         except (sqlite3.Error, OSError, ValueError) as error:  # ValueError: the file name is invalid
-            advice = "restore a backup" if _is_damage(error) else "what was saved before is intact"
+            damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+            advice = "restore a backup" if damaged else "what was saved before is intact"
             raise PipelineError(f"{self.path}: {error}; {advice}") from error
 
     async def empty_log(self) -> bool:
@@ -75,12 +76,6 @@ class SQLiteDatabase(File):
             return await self.perform(work)
         except sqlite3.OperationalError:  # another process is writing
             return False
-
-
-def _is_damage(error: Exception) -> bool:
-    """True if an error means that the file itself is damaged, or is no database."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def _execute(db: sqlite3.Connection, statement: Statement) -> Sequence[Sequence[Any]]:
