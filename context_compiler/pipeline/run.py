@@ -87,11 +87,31 @@ async def run_pipeline(pipeline: Graph | str | Path, config: RunConfig | None = 
 
 
 async def begin_run(
-    graph: Graph, prepared: Graph, store: RunStore, run_id: str, context: Mapping[str, Any], owner: str = ""
+    graph: Graph,
+    prepared: Graph,
+    store: RunStore,
+    run_id: str,
+    context: Mapping[str, Any],
+    owner: str,
+    parent: str | None = None,
 ) -> RunState:
     """Create and save a run that the caller owns, and return its state before the first stage."""
     state = initial_state(prepared, graph_hashes(graph), run_id, context)
-    await store.begin(run_info(graph, state, owner), graph_texts(graph, state))
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    info = RunInfo(
+        run_id=state.lineage.root_run_id,
+        name=graph.name or graph.label,
+        goal=graph.goal,
+        started_at=now,
+        updated_at=now,
+        status="running",
+        next_node=state.next_node,
+        parent=parent,
+        owner=owner,
+        **asdict(state.graph),
+    )
+    source = {state.graph.source: graph.source} if state.graph.source else {}
+    await store.begin(info, {**source, state.graph.snapshot: to_dot(graph)})
     await store.save(state)
     return state
 
@@ -272,19 +292,16 @@ class ActiveRun:
         if self.root is not None and not isinstance(self.store, FileRuns):
             folder = self.root / "children" / folder_name(run_id)
         config = replace(self.config, run_id=run_id, runs=store, context={}, logs_root=folder, journal=advance_plainly)
-        prepared, names = prepare(graph, config), graph_hashes(graph)
+        prepared, parent = prepare(graph, config), self.state.lineage.root_run_id
         async with AsyncExitStack() as owned:
             lost = await _acquire_child(store, run_id, owned)
-            saved = await store.load(run_id)
-            state = saved or initial_state(prepared, names, run_id, {})
-            if saved is None:
-                info = replace(run_info(graph, state, config.owner), parent=self.state.lineage.root_run_id)
-                await store.begin(info, graph_texts(graph, state))
-                await store.save(state)
-            elif saved.graph.snapshot != names.snapshot:
+            state = await store.load(run_id)
+            if state is None:
+                state = await begin_run(graph, prepared, store, run_id, {}, config.owner, parent)
+            elif state.graph.snapshot != graph_hashes(graph).snapshot:
                 raise PipelineError(f"run {run_id!r} belongs to another graph; give the graph that it was started with")
             elif config.resume_threads == "degrade":
-                state = replace(saved, threads={}, resumed=True)
+                state = replace(state, threads={}, resumed=True)
             active = ActiveRun(prepared, config, store, state, requests=self.requests, depth=self._depth + 1)
             kept = owned.pop_all()
             child = Child(active.run_as_child(kept, lost), kept, lambda: active.state, active.engine.inbox.append)
@@ -406,25 +423,3 @@ def open_runs(config: RunConfig) -> RunStore:
             raise SettingsError(f"{path}: this is no {kind}; give a folder of runs, or a file named *.db")
         return SQLiteRuns(path) if is_database else FileRuns(path)
     return MemoryRuns() if config.logs_root is None else in_folder(config.logs_root)
-
-
-def run_info(graph: Graph, state: RunState, owner: str) -> RunInfo:
-    """Build the metadata of a new run."""
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return RunInfo(
-        run_id=state.lineage.root_run_id,
-        name=graph.name or graph.label,
-        goal=graph.goal,
-        started_at=now,
-        updated_at=now,
-        status="running",
-        next_node=state.next_node,
-        owner=owner,
-        **asdict(state.graph),
-    )
-
-
-def graph_texts(graph: Graph, state: RunState) -> dict[str, str]:
-    """Texts of a graph by hash: its source, if it has one, and its normal form."""
-    source = {state.graph.source: graph.source} if state.graph.source else {}
-    return {**source, state.graph.snapshot: to_dot(graph)}
