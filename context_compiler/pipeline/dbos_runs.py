@@ -187,19 +187,16 @@ class DBOSRuns:
             while not task.done():
                 await asyncio.wait({task}, timeout=self._poll)
                 if not task.done() and (reason := (await self.queue.cancelled([run_id])).get(run_id)):
-                    return await self._cancel(task, run_id, reason)
+                    await cancel_and_wait(task)
+                    await self.queue.give_up(run_id, reason)
+                    state = await self.runs.load(run_id)
+                    assert state is not None
+                    return state
                 if not task.done():
                     await _check_cancelled(run_id)
             return task.result()
         finally:
             await cancel_and_wait(task)
-
-    async def _cancel(self, task: asyncio.Task[RunState], run_id: str, reason: str) -> RunState:
-        await cancel_and_wait(task)
-        await self.queue.give_up(run_id, reason)
-        state = await self.runs.load(run_id)
-        assert state is not None
-        return state
 
 
 async def _check_cancelled(run_id: str) -> None:

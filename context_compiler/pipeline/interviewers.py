@@ -16,7 +16,7 @@ from enum import StrEnum
 from importlib import import_module
 from importlib.util import find_spec
 from threading import Thread
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from context_compiler.messages.printable import safe, safe_line
 from context_compiler.resilience import attempt, call
@@ -303,16 +303,13 @@ def _print_to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-AnswerFunction: TypeAlias = Callable[[Question], Any]
-
-
 class CallbackInterviewer(Interviewer):
     """Asks a function, plain or async, that returns a string, True or False, an option or a reply.
 
     None skips the question.
     """
 
-    def __init__(self, answer: AnswerFunction, inform: Callable[[str, str], Any] | None = None) -> None:
+    def __init__(self, answer: Callable[[Question], Any], inform: Callable[[str, str], Any] | None = None) -> None:
         """`inform` is called with each message that needs no answer, and its stage."""
         self._answer, self._inform = answer, inform
 

@@ -66,9 +66,7 @@ class FileRuns:
     async def save(self, state: RunState) -> None:
         """Replace the saved state."""
         run_id = state.lineage.root_run_id
-        if run_id not in self._checkpoints:
-            self._checkpoints[run_id] = CheckpointFolder(self.folder(run_id))
-        self._checkpoints[run_id].save(state)
+        self._checkpoints.setdefault(run_id, CheckpointFolder(self.folder(run_id))).save(state)
 
     async def add(self, run_id: str, event: Event) -> None:
         """Append an event."""
