@@ -78,21 +78,19 @@ def head(state: RunState) -> dict[str, Any]:
 
 def checkpoint_document(state: RunState) -> dict[str, Any]:
     """Serialize the complete state to plain data."""
-    outcomes = {name: outcome.document() for name, outcome in state.outcomes.items()}
-    threads = {
-        key: {"messages": list(thread.messages), "marks": [list(mark) for mark in thread.marks]}
-        for key, thread in state.threads.items()
-    }
     return {
         **head(state),
         "completed_nodes": list(state.completed),
-        "node_outcomes": outcomes,
+        "node_outcomes": {name: outcome.document() for name, outcome in state.outcomes.items()},
         "node_retries": dict(state.retries),
         "node_visits": dict(state.visits),
         "context": dict(state.context),
         "logs": list(state.logs),
         "artifacts": dict(state.artifacts),
-        "threads": threads,
+        "threads": {
+            key: {"messages": list(thread.messages), "marks": [list(mark) for mark in thread.marks]}
+            for key, thread in state.threads.items()
+        },
         "branches": dict(state.branches),
         "attempts": dict(state.attempts),
     }
