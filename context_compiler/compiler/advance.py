@@ -25,7 +25,7 @@ from context_compiler.compiler.cut_order import (
     truncate_large_parts,
     truncate_large_prompts,
 )
-from context_compiler.compiler.cycle import Cycle
+from context_compiler.compiler.cycle import RAW, Cycle, runs
 from context_compiler.compiler.identifiers import identifier_room
 from context_compiler.compiler.policy import LARGE, SMALL, Limits, Plan
 from context_compiler.compiler.quotes import cost, written_for
@@ -56,12 +56,7 @@ INSIDE = 3
 
 
 def select(
-    plan: Plan,
-    limits: Limits,
-    *,
-    previous: Cycle | None,
-    spare: int = 0,
-    order: Order | None = None,
+    plan: Plan, limits: Limits, *, previous: Cycle | None, spare: int = 0, order: Order | None = None
 ) -> Selection:
     """Decide which messages stay: cut back to the low threshold, or to the budget for a one-shot view.
 
@@ -196,7 +191,7 @@ def with_steering(cycle: Cycle, plan: Plan, room: int) -> Cycle:
     restored = {index for index, shape in kept.items() if before.get(index) != shape}
     said = {rule.text for rule in plan.found_rules.rules if rule.position in restored}
     rules = tuple(text for text in rules if text not in said)
-    return replace(cycle, rules=rules, kept=tuple(sorted(kept.items(), key=lambda item: item[0])))
+    return replace(cycle, rules=rules, kept=tuple(sorted(kept.items())))
 
 
 def _drop_by_order(draft: Draft, plan: Plan, order: Order, previous: Cycle | None) -> None:
@@ -260,11 +255,9 @@ def _affordable_turns(draft: Draft, room: int) -> int:
 def _reserved_tokens(plan: Plan, limits: Limits) -> int:
     """Tokens to reserve for summary and quotes; a fidelity named by the caller caps both together."""
     cap = limits.cap(plan.policy.fidelity)
-    if limits.max_notes and cap and not plan.policy.fidelity_named:
-        return limits.max_notes
     if plan.policy.fidelity_named or not cap:
         return cap
-    return cap + identifier_room(plan.history, limits.used)
+    return limits.max_notes or cap + identifier_room(plan.history, limits.used)
 
 
 def _start_draft(plan: Plan, limits: Limits, previous: Cycle | None, recent: int) -> Draft:
@@ -314,11 +307,11 @@ def freeze(
         asked: A model was asked in this turn, with or without success.
         compiled: Number of messages of the span that the summary covers; None for all.
     """
-    old = selection.previous
-    kept_summary = summary or (old.summary if old else "")
+    old = selection.previous or RAW
+    kept_summary = summary or old.summary
     waiting = set(selection.span[compiled:]) if compiled is not None else set[int]()
     fresh = spans(index for index in selection.out if index not in waiting)
-    covered = fresh if summary else (old.covered if old else ())
+    covered = fresh if summary else old.covered
     text = written_for(selection, kept_summary)
     shapes, decided = selection.draft.shapes, decided_by(selection)
     revising = in_time(lambda: changes_of(selection.history).newest, -1) if text.note or text.quotes else -1
@@ -331,15 +324,15 @@ def freeze(
         channel=text.channel,
         own=text.own,
         summary=kept_summary,
-        summary_id=row if summary else (old.summary_id if old else None),
+        summary_id=row if summary else old.summary_id,
         covered=covered,
-        compiled_turn=turn if asked else (old.compiled_turn if old else -1),
+        compiled_turn=turn if asked else old.compiled_turn,
         turn=turn,
         tight=selection.limits.tight,
         ratio=selection.limits.ratio,
         config=selection.policy.config,
         lead=(selection.order and selection.order.start) or 0,
-        why=_reasons(selection.draft, old.why if old else ()),
+        why=_reasons(selection.draft, old.why),
         rules=text.rules if decided else (),
         revised_by=selection.history.ids[revising] if revising >= decided else "",
         size=selection.kept + cost(text.note, selection.counter) + cost(text.quotes, selection.counter),
@@ -359,13 +352,7 @@ def _reasons(draft: Draft, earlier: Sequence[tuple[int, int, str]]) -> tuple[tup
     for cut in draft.cuts:
         why.update(dict.fromkeys(range(cut.start, cut.stop), cut.reason.text))
     why.update({index: PIN_WAITS.text for index in draft.waiting if draft.shapes[index] != WHOLE})
-    spans: list[tuple[int, int, str]] = []
-    for index in sorted(why):
-        if spans and spans[-1][1:] == (index, why[index]):
-            spans[-1] = (spans[-1][0], index + 1, why[index])
-        else:
-            spans.append((index, index + 1, why[index]))
-    return tuple(spans)
+    return tuple(runs(sorted(why.items())))
 
 
 Ask = Callable[[SummaryRequest], Awaitable[SummaryResponse]]
@@ -423,7 +410,9 @@ async def advance(
     if spare:
         done = select_with(spare=spare)
         cycle, quoted = freeze_selection(done)
-    return Advance(cycle=cycle, selection=done, row=_row(where, done, reply, cycle), quoted=quoted)
+    stored = reply.answer is not None and reply.answer.row
+    row = None if stored or not done.out else compile_row(where, done, reply, cycle)
+    return Advance(cycle=cycle, selection=done, row=row, quoted=quoted)
 
 
 async def _ask_model(done: Selection, turn: int, ask: Ask | None) -> Reply:
@@ -434,10 +423,3 @@ async def _ask_model(done: Selection, turn: int, ask: Ask | None) -> Reply:
     answer = await ask(request)
     error = answer.refused or (None if answer.done else answer.fault) or refusal(done, answer.text)
     return Reply(status="refused" if error else "ok", error=error or answer.fault, request=request, answer=answer)
-
-
-def _row(where: Where, done: Selection, reply: Reply, cycle: Cycle) -> Compile | None:
-    """Row of a compile; None if nothing was left out, or if the row is stored already."""
-    if not done.out or (reply.answer and reply.answer.row):
-        return None
-    return compile_row(where, done, reply, cycle)

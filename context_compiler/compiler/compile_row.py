@@ -88,6 +88,7 @@ def compile_row(where: Where, selection: Selection, reply: Reply, cycle: Cycle) 
 
 def failed_row(where: Where, history: History, policy: Policy, request: SummaryRequest, error: CompileError) -> Compile:
     """Build the row of a failed compile, with the prompts and the error."""
+    empty = ("raw_output", "summary", "summary_json", "cache_key", "survival")
     row = _compile_row(
         where,
         policy,
@@ -96,27 +97,18 @@ def failed_row(where: Where, history: History, policy: Policy, request: SummaryR
         input_payload={"raw_tip": history.chain.tip, "missing": list(request.missing), "prompts": len(request.prompts)},
         sections_included=request.included,
         sections_dropped=request.dropped,
+        budget_used=0,
+        latency_ms=0.0,
         status="failed",
         error=str(error),
         usage=error.usage,
+        **dict.fromkeys(empty),
     )
-    return with_null_reasons(
-        row, dict.fromkeys(("raw_output", "summary", "summary_json", "cache_key", "survival"), "no answer came")
-    )
+    return with_null_reasons(row, dict.fromkeys(empty, "no answer came"))
 
 
 def _compile_row(where: Where, policy: Policy, **values: Any) -> Compile:
     template = policy.template
-    empty: dict[str, Any] = {
-        "cache_key": None,
-        "raw_output": None,
-        "summary": None,
-        "summary_json": None,
-        "budget_used": 0,
-        "survival": None,
-        "latency_ms": 0.0,
-        "usage": {},
-    }
     return Compile(
         session_id=where.session_id,
         vault_name=where.vault_name,
@@ -129,7 +121,7 @@ def _compile_row(where: Where, policy: Policy, **values: Any) -> Compile:
         fidelity=str(policy.fidelity),
         model_alias=policy.model,
         created_at=now(),
-        **{**empty, **values},
+        **values,
     )
 
 

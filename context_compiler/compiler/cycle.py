@@ -10,10 +10,10 @@ are the texts recalled for the prompts of a turn, which stay the same while the 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import astuple, dataclass, fields, replace
 from types import NoneType
-from typing import Any
+from typing import Any, TypeVar
 
 from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
@@ -21,6 +21,8 @@ from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.messages.spans import Span, positions, spans
 from context_compiler.messages.turns import Pairing, paired_with
 from context_compiler.tokens import TokenCounter
+
+T = TypeVar("T")
 
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """Errors raised when stored text is damaged or was written by an incompatible version."""
@@ -97,7 +99,7 @@ class Cycle:
     def to_json(self) -> str:
         """Serialize to JSON."""
         data: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        data["kept"] = [[start, stop, _encoded(shape)] for start, stop, shape in _runs(self.kept)]
+        data["kept"] = [[start, stop, _encoded(shape)] for start, stop, shape in runs(self.kept)]
         return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
@@ -158,15 +160,15 @@ def _decoded(data: Mapping[str, Any]) -> Shape:
     return Shape(**values)
 
 
-def _runs(kept: Sequence[tuple[int, Shape]]) -> list[tuple[int, int, Shape]]:
-    """Group adjacent messages with the same shape, as `(start, stop, shape)`."""
-    runs: list[tuple[int, int, Shape]] = []
-    for index, shape in kept:
-        if runs and runs[-1][1] == index and runs[-1][2] == shape:
-            runs[-1] = (runs[-1][0], index + 1, shape)
+def runs(values: Iterable[tuple[int, T]]) -> list[tuple[int, int, T]]:
+    """Group adjacent positions with the same value, as `(start, stop, value)`."""
+    groups: list[tuple[int, int, T]] = []
+    for index, value in values:
+        if groups and groups[-1][1] == index and groups[-1][2] == value:
+            groups[-1] = (groups[-1][0], index + 1, value)
         else:
-            runs.append((index, index + 1, shape))
-    return runs
+            groups.append((index, index + 1, value))
+    return groups
 
 
 def begins(history: History, decided: int, tip: str) -> bool:
@@ -258,7 +260,7 @@ def _joined(cycle: Cycle, history: History, joined: int, count: int) -> Cycle:
         cycle,
         decided=decided,
         tip=history.ids[decided - 1],
-        kept=tuple(sorted(moved.items(), key=lambda item: item[0])),
+        kept=tuple(sorted(moved.items())),
         covered=spans(sorted(moved_cover)),
         why=tuple((start - (start > joined), stop - (stop - 1 > joined), reason) for start, stop, reason in cycle.why),
         lead=cycle.lead - (cycle.lead > joined + 1),
@@ -311,11 +313,7 @@ def restore_late_calls(cycle: Cycle, history: History, pairing: Pairing, base: M
         shape = kept.get(index)
         if index < cycle.decided and (shape is None or shape.bare or shape.skip or shape.tools != "paired"):
             kept[index] = base.get(index, WHOLE)
-    return (
-        cycle
-        if kept == dict(cycle.kept)
-        else replace(cycle, kept=tuple(sorted(kept.items(), key=lambda item: item[0])))
-    )
+    return cycle if kept == dict(cycle.kept) else replace(cycle, kept=tuple(sorted(kept.items())))
 
 
 def _answers_sent(shape: Shape | None, history: History, position: int) -> set[str | None]:

@@ -114,9 +114,8 @@ def _kept_texts(selection: Selection) -> Iterator[str]:
             yield from (readable_text(item) for item in reading.items if item.kind is not Kind.THINKING)
             continue
         left = apply_shape(message, reading, shape, selection.counter)
-        yield from (
-            (str(getattr(part, "content", "") or getattr(part, "args", "")) for part in left.parts) if left else ()
-        )
+        for part in left.parts if left else ():
+            yield str(getattr(part, "content", "") or getattr(part, "args", ""))
 
 
 def uses_tools(history: History) -> bool:

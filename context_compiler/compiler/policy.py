@@ -75,13 +75,13 @@ class Limits:
     """Fraction of the budget in use; below 1 after a provider refused a request as too long."""
     max_notes: int
     """Maximum size of note and quotes of a live view together; 0 for whatever is free below the low threshold."""
-    block_reserve: int
+    block_reserve: int = 0
     """Tokens reserved for the recall block of the prompt, in addition to the view."""
-    extra_cut: int
+    extra_cut: int = 0
     """Tokens to cut below the low threshold to make room for that block."""
-    rules: int
+    rules: int = 0
     """Part of `fixed` that is reserved for the rules of the conversation."""
-    framing: int
+    framing: int = 0
     """Tokens that the host adds to the messages when it renders them."""
 
     @property
@@ -258,10 +258,6 @@ def limits(
         ratio=ratio,
         tight=tight,
         max_notes=notes,
-        block_reserve=0,
-        extra_cut=0,
-        rules=0,
-        framing=0,
     )
 
 
@@ -334,13 +330,7 @@ class Policy:
     """Hash of all settings that decide how a view is written; a cycle of another configuration is not continued."""
 
     def limits(
-        self,
-        fixed: int,
-        *,
-        ratio: float = 1.0,
-        tight: float = 1.0,
-        tool_work: bool = False,
-        floor: Floor | None = None,
+        self, fixed: int, *, ratio: float = 1.0, tight: float = 1.0, tool_work: bool = False, floor: Floor | None = None
     ) -> Limits:
         """Budget and thresholds of a request with `fixed` tokens that no view can leave out."""
         return limits(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from context_compiler.compiler.cycle import Cycle, well_typed
@@ -42,7 +43,7 @@ class Pin:
 
     def to_data(self) -> dict[str, Any]:
         """Convert to plain data."""
-        return {name: getattr(self, name) for name in ("tip", "name", "text", "turn", "role", "tokens")}
+        return asdict(self)
 
     def to_json(self) -> str:
         """Serialize to JSON."""
@@ -194,7 +195,7 @@ class CycleHistory:
         for cycle in cycles:
             if cycle.config != config:
                 continue
-            if self.cycles and _same(self.cycles[-1], cycle):
+            if self.cycles and _sent(self.cycles[-1]) == _sent(cycle):
                 self.cycles[-1] = cycle
             else:
                 self.cycles.append(cycle)
@@ -205,7 +206,7 @@ class CycleHistory:
             self.cycles.pop()
         if left is None:
             self.cycles.clear()
-        elif not (self.cycles and _same(self.cycles[-1], left)):
+        elif not (self.cycles and _sent(self.cycles[-1]) == _sent(left)):
             self.cycles.append(left)
 
     @property
@@ -219,18 +220,11 @@ class CycleHistory:
         return self.cycles[-2] if len(self.cycles) > 1 else None
 
 
-def _same(cycle: Cycle, other: Cycle) -> bool:
-    """True if two cycles send the same text.
+_sent = attrgetter("decided", "note", "rules", "quotes")
+"""Gets what a cycle sends.
 
-    Other fields may differ: an adopted cycle has another configuration, ratio and row, and the tip changes if the host
-    merges the last message with the prompt after it.
-    """
-    return (cycle.decided, cycle.note, cycle.rules, cycle.quotes) == (
-        other.decided,
-        other.note,
-        other.rules,
-        other.quotes,
-    )
+Two cycles that send the same may differ elsewhere: an adopted cycle has another configuration, ratio and row, and the
+tip changes if the host merges the last message with the prompt after it."""
 
 
 def position_of(pin: Pin, history: History) -> int | None:
