@@ -18,9 +18,8 @@ from context_compiler.cli.screen import Column, Screen, progress_bar
 from context_compiler.cli.show import excerpt, read_recorded
 from context_compiler.cli.text import first_word, json_text, number, one_line, plural
 from context_compiler.compiler.echoes import LISTED
-from context_compiler.compiler.facts import FactPage, FactSearch, Mention, Stretch, span
+from context_compiler.compiler.facts import FactPage, FactSearch, Mention, Stretch, pinned_positions, span
 from context_compiler.compiler.origins import Fate
-from context_compiler.compiler.pins import pinned_positions
 from context_compiler.compiler.trace import Cut, Echo, Tracer, cuts_of, fate_of, request_of, verdict_of
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.messages.display import ABSENT, FORMS, IDENTIFIER, PARTIAL, VERBATIM, role

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from importlib import import_module
 from itertools import groupby
@@ -12,16 +13,9 @@ from typing import TYPE_CHECKING
 
 from context_compiler.cache import CACHED, Memo
 from context_compiler.compiler.echoes import LISTED
-from context_compiler.compiler.pins import pinned_positions
 from context_compiler.compiler.reasons import PINNED, reason_of
-from context_compiler.compiler.trace import (
-    HITS,
-    Tracer,
-    fate_of,
-    is_covered_by_summary,
-    request_of,
-    session_of,
-)
+from context_compiler.compiler.trace import HITS, Tracer, fate_of, is_covered_by_summary, request_of, session_of
+from context_compiler.ids import chain_id, identity
 from context_compiler.messages.display import (
     BESIDE,
     FORMS,
@@ -37,10 +31,11 @@ from context_compiler.messages.display import (
     segments,
 )
 from context_compiler.messages.history import Reading, searchable
-from context_compiler.messages.items import Item
 from context_compiler.record import browse
 from context_compiler.record.browse import Node, RequestTips, Row, SessionRow
 from context_compiler.record.database import Database
+from context_compiler.record.sessions import actions_of
+from context_compiler.record.values import mapping_of, standing_pins
 
 if TYPE_CHECKING:
     from context_compiler.compiler.nearest import Nearest
@@ -53,6 +48,9 @@ CHOSEN = {SUMMARY: "words", QUOTED: "quotes", RULE: "rules", OUTLINE: "topics", 
 
 EXCERPT = 160
 """Characters shown of a message, or on each side of a fact in it."""
+
+NAMED = 5_000
+"""Maximum messages of a history in which pins are found by position; in a longer one, equal messages share a pin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,14 +117,14 @@ class FactPage:
     session: SessionRow
     fact: str
     mentions: tuple[Mention, ...] = ()
-    mentioned: int
+    mentioned: int = 0
     """Number of raw messages that contain it."""
     requests: int
     newest: int
     """Number of the newest request; 0 if there is none."""
-    had: int
+    had: int = 0
     """Number of requests that contained it in any form."""
-    requests_since: int
+    requests_since: int = 0
     """Number of requests whose raw history contained it."""
     stretches: tuple[Stretch, ...] = ()
     answer: str = ""
@@ -197,10 +195,7 @@ class FactSearch:
         info = session_of(db, number)
         tips = browse.request_tips(db, number)
         if not fact or not tips:
-            newest = tips[-1].id if tips else 0
-            return FactPage(
-                session=info, fact=fact, mentioned=0, requests=len(tips), newest=newest, had=0, requests_since=0
-            )
+            return FactPage(session=info, fact=fact, requests=len(tips), newest=tips[-1].id if tips else 0)
         chains = self._read(db, number, tips)
         own = self._forms(db, chains, fact)
         masks = self._masks(db, chains, tips, own, fact)
@@ -306,12 +301,7 @@ class FactSearch:
         return {name: _bit(BESIDE) for name, body in texts if _flat(fact) in _flat(body.decode("utf-8", "replace"))}
 
     def _mentions(
-        self,
-        db: Database,
-        info: SessionRow,
-        tips: Sequence[RequestTips],
-        contents: Set[str],
-        fact: str,
+        self, db: Database, info: SessionRow, tips: Sequence[RequestTips], contents: Set[str], fact: str
     ) -> tuple[list[Mention], int]:
         chain = self._raw_chain(db, info, tips)
         places = [position for position, node in enumerate(chain) if node.content in contents]
@@ -401,6 +391,27 @@ def _nearest(db: Database, text: str, among: Container[str] | None = None) -> Ne
     return import_module("context_compiler.compiler.nearest").Nearest(db, text, among)
 
 
+def pinned_positions(
+    db: Database, session: int, chain: Sequence[Node], positions: Sequence[int], before: datetime | None = None
+) -> tuple[int, ...]:
+    """Those of some positions in a history of a session whose messages are pinned, or were pinned before a time."""
+    actions = [action for action in actions_of(db, session) if before is None or action.created_at < before]
+    pins = {tip: mapping_of(state).get("name") for tip, state in standing_pins(actions).items()}
+    if not pins or not positions:
+        return ()
+    names = set(pins.values())
+    bodies = browse.bodies(db, [chain[position].content for position in positions])
+    named = zip(positions, map(identity, bodies), strict=True)
+    alike = {position: name for position, name in named if name in names}
+    if not alike or len(chain) > NAMED:
+        return tuple(alike)
+    tips = list[str]()
+    for body in browse.bodies(db, [node.content for node in chain]):
+        tips.append(chain_id(tips[-1] if tips else None, identity(body)))
+    moved = {name for tip, name in pins.items() if tip not in tips}
+    return tuple(position for position, name in alike.items() if tips[position] in pins or name in moved)
+
+
 def _length(chains: Chains, tip: RequestTips) -> int:
     """Number of messages in the raw history of a request; 0 if it is not on the record."""
     last = chains.nodes.get(tip.raw_tip or "")
@@ -462,14 +473,10 @@ def _forms_in(reading: Reading, folded: str) -> Iterator[str]:
         if folded not in _flat(item.text):
             continue
         if item.mark is None:
-            yield SHORTENED if not _is_prompt_with_block(reading, item) else VERBATIM
-            continue
-        yield from (piece.form for piece in segments(item.text) if folded in _flat(piece.text))
-
-
-def _is_prompt_with_block(reading: Reading, item: Item) -> bool:
-    """True if a part is unchanged in a message to which we added text."""
-    return any(one.mark is not None for one in reading.items) and item.mark is None
+            with_block = any(other.mark is not None for other in reading.items)  # then the part itself is unchanged
+            yield VERBATIM if with_block else SHORTENED
+        else:
+            yield from (piece.form for piece in segments(item.text) if folded in _flat(piece.text))
 
 
 def _mention(position: int, reading: Reading, fact: str) -> Mention:

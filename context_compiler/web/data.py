@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from pydantic_ai.messages import ModelMessage
 
+from context_compiler.compiler.facts import pinned_positions
 from context_compiler.compiler.origins import Fate
-from context_compiler.compiler.pins import pinned_positions
 from context_compiler.compiler.trace import (
     Cut,
     Echo,
