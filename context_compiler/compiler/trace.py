@@ -46,21 +46,6 @@ from context_compiler.record.store import SQLStore
 from context_compiler.record.values import Compile, Record, recalled_tokens
 from context_compiler.tokens import as_counter
 
-__all__ = [
-    "Echo",
-    "NotFound",
-    "Sent",
-    "Tracer",
-    "Words",
-    "fate_of",
-    "forms_of",
-    "is_covered_by_summary",
-    "reason_here",
-    "request_of",
-    "session_of",
-    "verdict_of",
-]
-
 T = TypeVar("T")
 
 HITS = 400
@@ -492,9 +477,7 @@ def _covered(made: Compile | None) -> Iterator[Span]:
         return
     gone, fresh = (_spans(payload.get(name)) for name in ("left_out", "compiled"))
     if made.raw_output is not None and made.status.partition(";")[0] == "ok":
-        later = positions(_spans(payload.get("left_to_the_next")))
-        yield from spans(position for position in sorted(positions(gone)) if position not in later)
-        return
+        fresh = _spans(payload.get("left_to_the_next"))
     not_yet = positions(fresh)
     yield from spans(position for position in sorted(positions(gone)) if position not in not_yet)
 

@@ -10,10 +10,11 @@ prompt never contains them; if no earlier prompt is kept, a line of the assistan
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import islice
+from itertools import islice, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -439,9 +440,8 @@ def without_folded_instructions(messages: Sequence[ModelMessage], reader: Reader
     The host merges such requests, and would send instructions twice.
     """
     kept = list(messages)
-    for index in range(len(kept) - 1):
-        message = kept[index]
-        if isinstance(message, ModelRequest) and message.instructions and isinstance(kept[index + 1], ModelRequest):
+    for index, (message, following) in enumerate(pairwise(messages)):
+        if isinstance(message, ModelRequest) and message.instructions and isinstance(following, ModelRequest):
             kept[index] = reader.without_instructions(message)
     return kept
 
@@ -521,10 +521,8 @@ def token_breakdown(
     sections: Mapping[str, int], dropped: Sequence[Mapping[str, object]], kept: Sequence[tuple[int, str]]
 ) -> dict[str, Any]:
     """Token breakdown by section, kept messages and drops `by_reason`."""
-    reasons: dict[str, int] = {}
-    for _, reason in kept:
-        reasons[reason] = reasons.get(reason, 0) + 1
-    return {"tokens": dict(sections), "kept": reasons, "dropped": list(dropped)}
+    reasons = Counter(reason for _, reason in kept)
+    return {"tokens": dict(sections), "kept": dict(reasons), "dropped": list(dropped)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
