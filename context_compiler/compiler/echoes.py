@@ -19,16 +19,7 @@ from itertools import pairwise
 
 from context_compiler.compiler.patterns import Sort
 from context_compiler.compiler.specifics import Specific, TextSet, readable_text, specifics
-from context_compiler.messages.display import (
-    FORMS,
-    IDENTIFIER,
-    OUTLINE,
-    QUOTED,
-    RECALLED,
-    RULE,
-    VERBATIM,
-    segments,
-)
+from context_compiler.messages.display import FORMS, IDENTIFIER, OUTLINE, QUOTED, RECALLED, RULE, VERBATIM, segments
 from context_compiler.messages.fences import one_line, visible
 from context_compiler.messages.history import Reading
 from context_compiler.messages.items import SCANNED, Item, Kind, parse_arguments, plain_text
@@ -77,99 +68,62 @@ class Echo:
     """Sentences, lines or identifiers found there, as the message has them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sayings:
     """Index of the texts of one request, which are numbered in order."""
 
-    pieces: tuple[tuple[str, int | None], ...]
-    """Form and position in the view of each text."""
-    starts: tuple[int, ...]
-    """Offset of each text in `text`."""
-    text: str
-    """Normalized words of all texts, joined by spaces."""
-    beginnings: frozenset[tuple[str, ...]]
-    """All sequences of `SENTENCE` words, for a quick check before `text` is searched."""
-    lines: dict[str, list[tuple[str, int]]]
-    """Quoted lines of at least `SENTENCE` words, as words and text number, by their longest word."""
-    short: dict[str, int]
-    """Text number by shorter quoted line."""
-    exchanges: tuple[tuple[str, int], ...]
-    """Quoted lines of tool exchanges, with text numbers."""
-    listed: tuple[tuple[Specific, int], ...]
-    """Listed identifiers, with text numbers."""
+    def __init__(self, texts: Iterable[tuple[str, int | None, str]]) -> None:
+        """Index texts, given as `(form, position in the view, text)`."""
+        self.pieces: list[tuple[str, int | None]] = []
+        """Form and position in the view of each text."""
+        self.starts: list[int] = []
+        """Offset of each text in `text`."""
+        self.beginnings: set[tuple[str, ...]] = set()
+        """All sequences of `SENTENCE` words, for a quick check before `text` is searched."""
+        self.lines: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+        """Quoted lines of at least `SENTENCE` words, as words and text number, by their longest word."""
+        self.short: dict[str, int] = {}
+        """Text number by shorter quoted line."""
+        self.exchanges: list[tuple[str, int]] = []
+        """Quoted lines of tool exchanges, with text numbers."""
+        self.listed: list[tuple[Specific, int]] = []
+        """Listed identifiers, with text numbers."""
+        parts: list[str] = []
+        size = 0
+        for number, (form, sent, text) in enumerate(texts):
+            self.pieces.append((form, sent))
+            self.starts.append(size)
+            words = _words(text)
+            self.beginnings.update(zip(*(words[offset:] for offset in range(SENTENCE)), strict=False))
+            parts.append(f" {' '.join(words)} \n")
+            size += len(parts[-1])
+            if form in QUOTING or form == IDENTIFIER:
+                self._add_lines(text, form, number)
+            if form == IDENTIFIER:
+                named = (specific for shown in (text, _FIELD.sub(" ", text)) for specific in specifics(shown, False))
+                distinct = {specific.text: specific for specific in named}.values()
+                self.listed += [(specific, number) for specific in distinct if specific.sort not in _COMMON_SORTS]
+        self.text = "".join(parts)
+        """Normalized words of all texts, joined by spaces."""
 
-
-def sayings(texts: Iterable[tuple[str, int | None, str]]) -> Sayings:
-    """Index the texts of a request, given as `(form, position in the view, text)`."""
-    pieces: list[tuple[str, int | None]] = []
-    starts: list[int] = []
-    parts: list[str] = []
-    size = 0
-    beginnings: set[tuple[str, ...]] = set()
-    lines: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
-    short: dict[str, int] = {}
-    exchanges: list[tuple[str, int]] = []
-    listed: list[tuple[Specific, int]] = []
-    for form, sent, text in texts:
-        number = len(pieces)
-        pieces.append((form, sent))
-        starts.append(size)
-        words = _words(text)
-        beginnings.update(zip(*(words[offset:] for offset in range(SENTENCE)), strict=False))
-        joined = f" {' '.join(words)} \n"
-        parts.append(joined)
-        size += len(joined)
-        if form in QUOTING or form == IDENTIFIER:
-            _add_lines(text, form, number, lines, short, exchanges)
-        if form == IDENTIFIER:
-            named = (specific for shown in (text, _FIELD.sub(" ", text)) for specific in specifics(shown, False))
-            listed += [
-                (specific, number)
-                for specific in {specific.text: specific for specific in named}.values()
-                if _identifies(specific)
-            ]
-    return Sayings(
-        pieces=tuple(pieces),
-        starts=tuple(starts),
-        text="".join(parts),
-        beginnings=frozenset(beginnings),
-        lines=dict(lines),
-        short=short,
-        exchanges=tuple(exchanges),
-        listed=tuple(listed),
-    )
+    def _add_lines(self, text: str, form: str, number: int) -> None:
+        for line in text.split("\n"):
+            labelled = _LABEL.match(line)
+            said = line[labelled.end() :] if labelled else line
+            if "(" in said or " → " in said:
+                self.exchanges.append((said, number))
+            said = _PHASE_WORDS.sub("", said) if form == OUTLINE else said
+            for piece in said.split("…"):
+                words = _words(piece)
+                if len(words) >= SENTENCE:
+                    self.lines[max(words, key=len)].append((f" {' '.join(words)} ", number))
+                elif words and labelled:
+                    self.short.setdefault(" ".join(words), number)
 
 
 def written_texts(item: Item, sent: int) -> Iterator[tuple[str, int | None, str]]:
     """Texts of a part that was written for a view, as `(form, position in the view, text)`."""
     for piece in segments(item.text):
         yield piece.form, sent, piece.text
-
-
-def _add_lines(
-    text: str,
-    form: str,
-    number: int,
-    lines: defaultdict[str, list[tuple[str, int]]],
-    short: dict[str, int],
-    exchanges: list[tuple[str, int]],
-) -> None:
-    for line in text.split("\n"):
-        labelled = _LABEL.match(line)
-        said = line[labelled.end() :] if labelled else line
-        if "(" in said or " → " in said:
-            exchanges.append((said, number))
-        said = _PHASE_WORDS.sub("", said) if form == OUTLINE else said
-        for piece in said.split("…"):
-            words = _words(piece)
-            if len(words) >= SENTENCE:
-                lines[max(words, key=len)].append((f" {' '.join(words)} ", number))
-            elif words and labelled:
-                short.setdefault(" ".join(words), number)
-
-
-def _identifies(one: Specific) -> bool:
-    return one.sort not in _COMMON_SORTS
 
 
 def echoes(request: Sayings, reading: Reading, own: tuple[str, int] | None = None) -> tuple[Echo, ...]:

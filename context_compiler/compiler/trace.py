@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from context_compiler.cache import CACHED, Memo
-from context_compiler.compiler.echoes import LISTED, Echo, Sayings, echoes, own_text, sayings, written_texts
+from context_compiler.compiler.echoes import LISTED, Echo, Sayings, echoes, own_text, written_texts
 from context_compiler.compiler.origins import (
     Cause,
     Fate,
@@ -175,7 +175,7 @@ class Tracer:
             if item.mark is None
         ]
         return Words(
-            sent=sent, said=sayings([*written, *((BESIDE, None, text) for text in beside), *others]), summary=summary
+            sent=sent, said=Sayings([*written, *((BESIDE, None, text) for text in beside), *others]), summary=summary
         )
 
     def verdicts(self, db: Database, row: RequestRow, sent: Sent) -> tuple[list[str], bool]:
