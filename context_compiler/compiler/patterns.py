@@ -28,46 +28,34 @@ _SEG = r"[A-Za-z0-9_.@+%~=\u00c0-\u024f\u0370-\u052f-]"
 _WIDE = r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{1,40}+(?=[/\\]|\.[A-Za-z])"
 _EXT = (
     "py|pyi|ipynb|js|mjs|cjs|ts|tsx|jsx|json|jsonl|md|rst|txt|ya?ml|toml|cfg|ini|conf|env|lock|log|csv|tsv|xml"
-    "|html?|css|scss"
-    "|c|h|cc|cpp|hpp|cs|rs|go|java|kt|swift|rb|php|sh|bash|zsh|ps1|bat|sql|db|sqlite|pdf|docx?|xlsx?|pptx?|png"
-    "|jpe?g|gif|svg"
-    "|zip|tar|gz|tgz|whl|so|dll|exe|pcap|pem|key|crt|proto|graphql|tf|vue|ex|exs|scala|lua|pl|r|jl|traj|patch|diff"
-    "|bak|tmp"
+    "|html?|css|scss|c|h|cc|cpp|hpp|cs|rs|go|java|kt|swift|rb|php|sh|bash|zsh|ps1|bat|sql|db|sqlite|pdf|docx?|xlsx?"
+    "|pptx?|png|jpe?g|gif|svg|zip|tar|gz|tgz|whl|so|dll|exe|pcap|pem|key|crt|proto|graphql|tf|vue|ex|exs|scala|lua"
+    "|pl|r|jl|traj|patch|diff|bak|tmp"
 )
 _MONTH = (
     "(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?"
-    "|Nov(?:ember)?"
-    "|Dec(?:ember)?|Januar|Februar|März|Mai|Juni|Juli|Oktober|Dezember|janvier|février|mars|avril|mai|juin|juillet"
-    "|août|septembre"
-    "|octobre|novembre|décembre|enero|febrero|marzo|abril|mayo|junio|julio|agosto|septiembre|octubre|noviembre"
-    "|diciembre)"
+    "|Nov(?:ember)?|Dec(?:ember)?|Januar|Februar|März|Mai|Juni|Juli|Oktober|Dezember|janvier|février|mars|avril"
+    "|mai|juin|juillet|août|septembre|octobre|novembre|décembre|enero|febrero|marzo|abril|mayo|junio|julio|agosto"
+    "|septiembre|octubre|noviembre|diciembre)"
 )
 _ZONE = r"(?:\ ?(?:UTC|GMT|EST|EDT|CST|CDT|MST|MDT|PST|PDT|CET|CEST|BST|JST|IST)\b)?"
 UNIT = (
-    "%|percent|per cent|‰|°\\ ?[CF]?|ms|[µμn]s|s|secs?|seconds?|mins?|minutes?|h|hrs?|hours?|days?|weeks?|months?"
-    "|years?|yrs?|Tage?n?"
-    "|Stunden?|Wochen?|jours?|heures?|días?|horas?|km/h|mph|km|m|cm|mm|miles?|mi|ft|feet|foot|inch(?:es)?|yards?|kg"
-    "|g|mg|lbs?|pounds?|oz"
-    "|tons?|l|ml|lit(?:er|re)s?|gallons?|[kKMGTP]i?B|bytes?|bits?|[kMG]bps|[kMG]?Hz|[km]?W|kWh|[km]?V|mA|A|px|pt"
-    "|rem|em|rpm|dpi|fps"
-    "|tokens?|lines?|rows?|files?|tests?|pages?|words?|chars|characters|items?|users?|people|persons?|passengers?"
-    "|seats?|bags?|nights?"
-    "|guests?|times|x|k|USD|EUR|GBP|CHF|JPY|CNY|INR|CAD|AUD|dollars?|euros?|cents?|yen|million|billion|bn|mio|crore"
-    "|lakh"
+    "%|percent|per cent|‰|°\\ ?[CF]?|ms|[µμn]s|s|secs?|seconds?|mins?|minutes?|h|hrs?|hours?|days?|weeks?"
+    "|months?|years?|yrs?|Tage?n?|Stunden?|Wochen?|jours?|heures?|días?|horas?|km/h|mph|km|m|cm|mm|miles?|mi|ft"
+    "|feet|foot|inch(?:es)?|yards?|kg|g|mg|lbs?|pounds?|oz|tons?|l|ml|lit(?:er|re)s?|gallons?|[kKMGTP]i?B|bytes?"
+    "|bits?|[kMG]bps|[kMG]?Hz|[km]?W|kWh|[km]?V|mA|A|px|pt|rem|em|rpm|dpi|fps|tokens?|lines?|rows?|files?|tests?"
+    "|pages?|words?|chars|characters|items?|users?|people|persons?|passengers?|seats?|bags?|nights?|guests?|times|x"
+    "|k|USD|EUR|GBP|CHF|JPY|CNY|INR|CAD|AUD|dollars?|euros?|cents?|yen|million|billion|bn|mio|crore|lakh"
 )
 UNIT_WIDE = "[€$£¥₹₩元円원]|公里|千米|公斤|小时|小時|時間|分钟|分鐘|[天岁歳人个個件页頁度米秒]"
 _DIGITS = r"\d{1,15}(?:[,.'’\u202f\u00a0]\d{1,15}){0,6}"
 _PROGRAMS = (
     "git|npm|npx|pnpm|yarn|bun|pip3?|pipx|uvx?|poetry|conda|python3?|pytest|node|deno|tsx?c?|docker|docker-compose"
-    "|podman|kubectl|helm"
-    "|terraform|ansible|aws|gcloud|az|gh|curl|wget|ssh|scp|rsync|tar|unzip|chmod|chown|mkdir|rmdir|rm|cp|mv|ls|cd"
-    "|cat|head|tail|grep|rg"
-    "|find|sed|awk|xargs|echo|export|source|sudo|systemctl|journalctl|apt(?:-get)?|brew|dnf|yum|cargo|rustc|go"
-    "|javac?|mvn|gradle|gcc|g\\+\\+"
-    "|cmake|make|bash|sh|zsh|ruff|mypy|pyright|tox|nox|alembic|flask|django-admin|psql|mysql|sqlite3|redis-cli"
-    "|openssl|nc|nmap|tshark"
-    "|open|create|edit|goto|submit|search_dir|search_file|find_file|vim|nano|touch|kill|ps|env|diff|patch|which|ln"
-    "|df|du"
+    "|podman|kubectl|helm|terraform|ansible|aws|gcloud|az|gh|curl|wget|ssh|scp|rsync|tar|unzip|chmod|chown|mkdir"
+    "|rmdir|rm|cp|mv|ls|cd|cat|head|tail|grep|rg|find|sed|awk|xargs|echo|export|source|sudo|systemctl|journalctl"
+    "|apt(?:-get)?|brew|dnf|yum|cargo|rustc|go|javac?|mvn|gradle|gcc|g\\+\\+|cmake|make|bash|sh|zsh|ruff|mypy"
+    "|pyright|tox|nox|alembic|flask|django-admin|psql|mysql|sqlite3|redis-cli|openssl|nc|nmap|tshark|open|create"
+    "|edit|goto|submit|search_dir|search_file|find_file|vim|nano|touch|kill|ps|env|diff|patch|which|ln|df|du"
 )
 _STANDARDS = re.compile(
     r"(?:UTF|SHA|ISO|RFC|GPT|COVID|AES|RSA|TLS|HTTP|IPV|WIN|BASE|ASCII|CP|MP|UINT|INT|FLOAT|ARM|PM|AM)[-_]?\d+"
@@ -84,6 +72,8 @@ _LIBRARIES = re.compile(
     r"(?i)(?:node|next|vue|express|three|d3|chart|nuxt|react|angular|ember|backbone|discord|nest|socket|asp)\.(?:js"
     r"|net)"
 )
+_UNAMBIGUOUS = frozenset("git npm pip docker kubectl cargo uv yarn pnpm poetry sudo terraform gh".split())
+"""Programs whose names begin no sentence."""
 
 
 def _is_path(text: str) -> bool:
@@ -136,21 +126,7 @@ def is_command(text: str) -> bool:
     spoken = re.match(
         r"(?:the|a|an|sure|it|them|this|that|up|out|to|is|in|me|my|your|for|with|and|all|of)(?:\s|$)", rest
     )
-    if first in (
-        "git",
-        "npm",
-        "pip",
-        "docker",
-        "kubectl",
-        "cargo",
-        "uv",
-        "yarn",
-        "pnpm",
-        "poetry",
-        "sudo",
-        "terraform",
-        "gh",
-    ):
+    if first in _UNAMBIGUOUS:
         return not spoken and len(rest.split()) < 30
     return bool(telling) and not spoken
 
@@ -173,17 +149,15 @@ COMMANDS: tuple[tuple[str, bool], ...] = (
 TABLE: tuple[tuple[Sort, str, str, Callable[[str], bool]], ...] = (
     (Sort.URL, r"(?<![\w])[a-zA-Z][a-zA-Z0-9+]{1,15}://[^\s<>\"'`{}|\\^\[\]（）。，、」）]{2,1000}", ":", _anything),
     (Sort.URL, r"(?<![\w.@/-])(?:www\.[\w-]{1,60}|[a-zA-Z0-9-]{1,60})(?:\.[a-z0-9-]{2,40}){0,3}\.(?:com|org|net|io"
-               r"|dev|edu|gov|co|ai)"
-     r"(?:/[\w./%?=&#~+-]{0,300}|(?![\w.-]*[\w(@-]))", ".", _anything),
+               r"|dev|edu|gov|co|ai)(?:/[\w./%?=&#~+-]{0,300}|(?![\w.-]*[\w(@-]))", ".", _anything),
     (Sort.URL, r"(?<![\w.:-])(?:localhost"
                r"|\d{1,3}(?:\.\d{1,3}){3})(?::\d{2,5})?(?:/[\w./%?=&#~+-]{0,200})?(?![\w.]\d)", ":./",
      lambda text: text != "localhost"),
     (Sort.ID, r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,60}(?:\.[\w-]{1,40}){0,3}\.[A-Za-z]{2,20}(?!\w)", "@", _anything),
     (Sort.PATH, rf"(?<![\w./\\~@:<=-])(?=(?:{_SEG}{{0,120}}+|{_WIDE}|[A-Za-z]:)[/\\])"
-                rf"(?:[A-Za-z]:[\\/]|~/|\.{{1,2}}[/\\]|/|\\\\)?(?:(?:{_SEG}{{1,120}}+"
-                rf"|{_WIDE})[/\\]){{0,30}}"
-     rf"(?:{_SEG}{{1,120}}"
-     rf"|{_WIDE}\.[A-Za-z]{{1,8}})?(?<=[^\s])", "/\\", lambda text: ("/" in text or "\\" in text) and _is_path(text)),
+                rf"(?:[A-Za-z]:[\\/]|~/|\.{{1,2}}[/\\]|/|\\\\)?(?:(?:{_SEG}{{1,120}}+|{_WIDE})[/\\]){{0,30}}"
+                rf"(?:{_SEG}{{1,120}}|{_WIDE}\.[A-Za-z]{{1,8}})?(?<=[^\s])", "/\\",
+     lambda text: ("/" in text or "\\" in text) and _is_path(text)),
     (Sort.PATH,
         rf"(?<![\w/\\@.-])\.?[A-Za-z0-9_\u00c0-\u024f\u0370-\u052f][A-Za-z0-9_.+\u00c0-\u024f\u0370-\u052f-]{{0,100}}"
         rf"\.(?:{_EXT})(?![\w(-]|\.\w)", ".", _is_file),
@@ -239,8 +213,7 @@ TABLE: tuple[tuple[Sort, str, str, Callable[[str], bool]], ...] = (
     (Sort.NUMBER, r"(?i)\b(?:port|line|lines|page|room|gate|terminal|pid|exit code|status|error|step|chapter|table"
                   r"|row|column) \d{1,7}(?![\w.]\d|\w)", _DIGIT, _anything),
     (Sort.NAME, r"(?<!\w)\"[^\"\n]{2,60}\"(?!\s{0,3}:)|“[^”\n]{2,60}”|«[^»\n]{2,60}»|「[^」\n]{1,60}」"
-                r"|『[^』\n]{1,60}』"
-                r"|„[^“”\n]{2,60}[“”]"
+                r"|『[^』\n]{1,60}』|„[^“”\n]{2,60}[“”]"
      r"|(?<![\w'])'[^'\n]{2,60}'(?!\w|\s{0,3}:)|`[^`\n]{2,60}`", "\"“«「『„'`", _is_name),
 )  # fmt: skip
 """Rows of sort, pattern, characters, and check, in order of precedence.
