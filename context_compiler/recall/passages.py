@@ -145,10 +145,8 @@ def passages(
     for position in wanted:
         if position >= stop:
             turns_begun = bisect_right(starts, position)
-            turn, stop = (
-                outline.turns[turns_begun - 1].index,
-                starts[turns_begun] if turns_begun < len(starts) else last,
-            )
+            turn = outline.turns[turns_begun - 1].index
+            stop = starts[turns_begun] if turns_begun < len(starts) else last
         reading = readings[position]
         if reading.exchanges:
             check_time()
@@ -164,12 +162,9 @@ def passages(
     return tuple(pieces)
 
 
-def _size_of_passages(kept: tuple[TokenCounter, tuple[Passage, ...]]) -> int:
-    _, found = kept
-    return getsizeof(found) + sum(len(passage.text) for passage in found)
-
-
-_known: Memo[tuple[int, str, int, str], tuple[TokenCounter, tuple[Passage, ...]]] = Memo(ROOM, _size_of_passages)
+_known: Memo[tuple[int, str, int, str], tuple[TokenCounter, tuple[Passage, ...]]] = Memo(
+    ROOM, lambda kept: getsizeof(kept[1]) + sum(len(passage.text) for passage in kept[1])
+)
 """Passages of messages without tool exchanges, by counter, chain id, turn and day."""
 
 
@@ -222,17 +217,14 @@ def _of_message(
         heaviest = _heaviest(pieces, bears) if bears is not None else []
         speaker, texts = _quotable_pieces(item, (exchange.call if heaviest else exchange.line) if exchange else "")
         if texts:
-            label = price.label(turn, date, speaker)
+            passage = price.labelled(turn, date, speaker)
             passages_of_message += [
-                price.passage(label, (position, order + number), text, first=number == 0)
-                for number, text in enumerate(texts)
+                passage(position, order + number, text, number == 0) for number, text in enumerate(texts)
             ]
         order += len(texts) + 1
-        if heaviest:
-            label = price.label(turn, date, "tool", _tool_name(exchange.tool if exchange else ""))
-            passages_of_message += [
-                price.passage(label, (position, order + number), pieces[number], first=True) for number in heaviest
-            ]
+        if heaviest and exchange is not None:
+            passage = price.labelled(turn, date, "tool", _NO_NAME.sub("_", exchange.tool)[:64])
+            passages_of_message += [passage(position, order + number, pieces[number], True) for number in heaviest]
         order += len(pieces) + 1 if pieces else 0
     return tuple(passages_of_message)
 
@@ -245,12 +237,8 @@ def _heaviest(pieces: Sequence[str], bears: Judge) -> list[int]:
 
 _SPEAKERS = {Kind.USER: "user", Kind.TEXT: "assistant", Kind.MEDIA: "assistant", Kind.COMPACTION: "assistant"}
 
-_NAME = re.compile(r"[^\w.:-]+")
-
-
-def _tool_name(tool: str) -> str:
-    """Name of a tool as it is written in a label."""
-    return _NAME.sub("_", tool)[:64]
+_NO_NAME = re.compile(r"[^\w.:-]+")
+"""Characters that a label replaces in the name of a tool."""
 
 
 _LABEL = re.compile(
@@ -399,21 +387,6 @@ def _day(part: Any, message: Any) -> str:
     return day(getattr(part, "timestamp", None)) or day(getattr(message, "timestamp", None))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Label:
-    """Label before the passages of one part, and its tokens as in `Passage`."""
-
-    turn: int
-    date: str
-    speaker: str
-    tool: str
-    tokens: int
-    opening: int
-    day: int
-    year: int
-    number: int
-
-
 class _Price:
     """Prices passages by the pieces of their lines; the pieces of labels are cached."""
 
@@ -423,47 +396,41 @@ class _Price:
         self._spare = 0 if counter.text("a") else 1
         """Extra token for each piece if the counter rounds down, because the sum would be too small."""
 
-    def label(self, turn: int, date: str, speaker: str, tool: str = "") -> _Label:
-        """Build the label of the passages of one part."""
+    def labelled(self, turn: int, date: str, speaker: str, tool: str = "") -> Callable[[int, int, str, bool], Passage]:
+        """Price the label of the passages of one part; returns what builds each with its price.
+
+        It takes the position of the message, the number of the passage there, its text, and True if it is the first.
+        """
         pieces = (
             "from turn · ·.",
             f" {date or UNDATED}",
             f"[{turn + 1}",
             f"[{speaker} {tool}]" if tool else f"[{speaker}]",
         )
-        opening, day, number, who = (self._count(piece) + self._spare for piece in pieces)
-        short = self._count(f" {_in_year(date)}") + self._spare if date else day
-        return _Label(
-            turn=turn,
-            date=date,
-            speaker=speaker,
-            tool=tool,
-            tokens=opening + day + number + who,
-            opening=opening,
-            day=day,
-            year=max(0, day - short),
-            number=number,
-        )
+        count, spare = self._text, self._spare
+        opening, day, number, who = (self._count(piece) + spare for piece in pieces)
+        short = self._count(f" {_in_year(date)}") + spare if date else day
+        label, year = opening + day + number + who, max(0, day - short)
 
-    def passage(self, label: _Label, place: tuple[int, int], text: str, *, first: bool) -> Passage:
-        """Build a passage with its price; `place` is its message and its number there."""
-        position, order = place
-        return Passage(
-            position=position,
-            order=order,
-            turn=label.turn,
-            speaker=label.speaker,
-            text=text,
-            date=label.date,
-            tokens=label.tokens + self._text(f" {text}\n") + self._spare,
-            label=label.tokens,
-            opening=label.opening,
-            day=label.day,
-            year=label.year,
-            number=label.number,
-            first=first,
-            tool=label.tool,
-        )
+        def passage(position: int, order: int, text: str, first: bool) -> Passage:
+            return Passage(
+                position=position,
+                order=order,
+                turn=turn,
+                speaker=speaker,
+                text=text,
+                date=date,
+                tokens=label + count(f" {text}\n") + spare,
+                label=label,
+                opening=opening,
+                day=day,
+                year=year,
+                number=number,
+                first=first,
+                tool=tool,
+            )
+
+        return passage
 
 
 _price = lru_cache(_Price)
