@@ -165,12 +165,8 @@ def revisions(text: str) -> Iterator[tuple[str, Revision]]:
     for sentence in sentences(text) if _HINT.search(text) else ():
         if not _HINT.search(sentence):
             continue
-        pair, found_values, name, never = (
-            _FROM.search(sentence),
-            values(sentence),
-            _NAMES.search(sentence),
-            _NEVER.search(sentence),
-        )
+        pair, found_values = _FROM.search(sentence), values(sentence)
+        name, never = _NAMES.search(sentence), _NEVER.search(sentence)
         if pair is not None:
             old = pair["old"] or pair["other"] or pair["was"]
             start = pair.start() if pair["new"] else pair.end()

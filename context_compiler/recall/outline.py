@@ -107,7 +107,7 @@ def _gaps(turns: Sequence[_UserTurn]) -> list[int]:
     depths = [
         (
             _cohesion(turns[max(0, index - FEW) : index], turns[index : index + FEW])
-            - NEW_DAY * _new_day(turns, index),
+            - NEW_DAY * (turns[index].day != turns[index - 1].day),
             index,
         )
         for index in range(FEW, len(turns) - FEW + 1)
@@ -127,10 +127,6 @@ def _split_phases(turns: Sequence[_UserTurn], gaps: Sequence[int], wanted: int) 
     return [turns[start:stop] for start, stop in zip(edges, edges[1:], strict=False)]
 
 
-def _new_day(turns: Sequence[_UserTurn], at: int) -> bool:
-    return turns[at].day != turns[at - 1].day
-
-
 def _cohesion(before: Sequence[_UserTurn], after: Sequence[_UserTurn]) -> float:
     """Cosine similarity of the word counts of two groups of turns."""
     earlier, other = _word_counts(before), _word_counts(after)
@@ -141,8 +137,8 @@ def _cohesion(before: Sequence[_UserTurn], after: Sequence[_UserTurn]) -> float:
 
 def _word_counts(part: Sequence[_UserTurn]) -> Counter[str]:
     words = Counter[str]()
-    for one in part:
-        words.update(one.words)
+    for turn in part:
+        words.update(turn.words)
     return words
 
 

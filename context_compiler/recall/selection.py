@@ -120,8 +120,9 @@ class Candidates:
         return spread(answering, lambda slot: self._ordered[slot].turn)
 
     def _answers(self) -> Sequence[int]:
-        """Slots by relevance, best first; none without a question."""
-        return _best_first(self._ranks)
+        """Slots by relevance, best first, ties to the earlier; none without a question."""
+        ranks = self._ranks
+        return sorted((slot for slot, rank in enumerate(ranks) if rank > 0), key=lambda slot: -ranks[slot])
 
     def _informative(self) -> Sequence[int]:
         """Slots that are no answers by worth per token, best first; ties to the later, which may tell a newer value."""
@@ -174,11 +175,6 @@ def take_beside(quotation: Quotation, index: int, after: Mapping[int, int]) -> b
     if index in after and not quotation.has(after[index]):
         take_beside(quotation, after[index], after)
     return (index not in after or quotation.has(after[index])) and quotation.take(index)
-
-
-def _best_first(values: Sequence[float]) -> list[int]:
-    """Indices of the values above 0, that of the largest first; ties to the earlier."""
-    return sorted((index for index, value in enumerate(values) if value > 0), key=lambda index: -values[index])
 
 
 def _take_new(

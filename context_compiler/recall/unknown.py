@@ -103,7 +103,8 @@ def _exact_terms(text: str) -> Iterator[tuple[str, str]]:
         yield written, date
         text = text.replace(written, " ")
     for name in _NAME.findall(text):
-        if stem(name.lower()) and not _of_calendar(name.lower()):
+        lowered = name.lower()  # the beginning of a month or a day is none
+        if stem(lowered) and not any(full.startswith(lowered) for full in (*MONTHS, *DAYS)):
             yield name, _plain(name)
     for run in _RUN.findall(text):
         exact = run.rstrip("./\\:@#+~-").lstrip(".\\:@#+-") if len(run) <= MAX_TERM else ""
@@ -118,8 +119,3 @@ def _is_id(run: str) -> bool:
     mixed = any(map(str.isalpha, run)) and any(map(str.isdigit, run))
     is_path = run[0] in "/~" or ("/" in run or "\\" in run) and sum(map(run.count, "/\\.")) > 1
     return mixed or is_path or _JOINED.search(run) is not None
-
-
-def _of_calendar(name: str) -> bool:
-    """True if a name is that of a month or a day, or its beginning."""
-    return any(full.startswith(name) for full in (*MONTHS, *DAYS))
