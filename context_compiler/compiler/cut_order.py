@@ -158,7 +158,8 @@ class Draft:
         self.history, self.outline, self.counter = history, outline, counter
         self.shapes: list[Shape | None] = list(shapes)
         self._needless = superseded_parts(history)
-        self._leads = _may_lead(history, outline) | _after_dropped(self.shapes)
+        after_dropped = (after for after, shape in enumerate(shapes, 1) if shape is not None and shape.tools == "drop")
+        self._leads = _may_lead(history, outline).union(after_dropped)  # a response may then follow another one
         self._line = counter.text(ELLIPSIS) + MESSAGE_OVERHEAD
         self._lead = counter.text(LEFT_OUT) + MESSAGE_OVERHEAD + self._line  # a tool exchange takes nobody's turn
         self._held: set[int] = set()
@@ -273,11 +274,6 @@ class Draft:
     def before_active(self) -> range:
         """Positions before the current turn."""
         return range(self.outline.active.start)
-
-
-def _after_dropped(shapes: Sequence[Shape | None]) -> frozenset[int]:
-    """Positions after exchanges that are dropped by choice, where a response may then follow another one."""
-    return frozenset(at for at, shape in enumerate(shapes, 1) if shape is not None and shape.tools == "drop")
 
 
 def _may_lead(history: History, outline: Outline) -> frozenset[int]:

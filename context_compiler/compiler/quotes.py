@@ -6,7 +6,7 @@ that one of them does not need goes to the next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from context_compiler.compiler.cut_order import Selection
@@ -16,7 +16,7 @@ from context_compiler.compiler.rules import RULE_WHY, STATES, fitting_rules, rul
 from context_compiler.compiler.summary import TITLES, fit_sections, gather_sections, template_facts
 from context_compiler.compiler.view import Quote, note_text
 from context_compiler.messages.fences import ELLIPSIS, QUOTED_TITLE, fence, neutralize
-from context_compiler.messages.items import MESSAGE_OVERHEAD, Item
+from context_compiler.messages.items import MESSAGE_OVERHEAD
 from context_compiler.messages.prompts import asking_part
 from context_compiler.messages.rules import Rule
 from context_compiler.messages.shapes import WHOLE, truncate
@@ -60,7 +60,8 @@ class _Sources:
         ranking = Ranking(index_of(history), question, stop) if loose and question else None
         bears = None if ranking is None or selection.lasting else ranking.weight  # a live view has a block for that
         pieces = passages(history, outline, loose, counter, bears) if loose else ()
-        shown = {item.text.strip() for item in _whole_items(selection)}
+        stays = zip(history.readings, selection.draft.shapes, strict=True)
+        shown = {item.text.strip() for reading, shape in stays if shape == WHOLE for item in reading.items}
         unquoted = (*rules, *selection.retired_rules[-STATES:])
         candidates = without_rules((passage for passage in pieces if passage.text.strip() not in shown), unquoted)
         ranks: Sequence[float] = []
@@ -68,10 +69,8 @@ class _Sources:
         if candidates:
             scores = ranking.passages(candidates) if ranking else [0.0] * len(candidates)
             ranked, newer = mark_changes(history, outline, [*zip(candidates, scores, strict=True)], counter)
-            candidates, ranks = (
-                [candidate for candidate, _ in ranked],
-                [score for _, score in ranked] if question else [],
-            )
+            candidates = [candidate for candidate, _ in ranked]
+            ranks = [score for _, score in ranked] if question else []
         return cls(
             candidates=candidates,
             ranks=ranks,
@@ -80,13 +79,6 @@ class _Sources:
                 candidates, ranks, mentions=ranking.end if ranking and question and question.wide else None, newer=newer
             ),
         )
-
-
-def _whole_items(selection: Selection) -> Iterator[Item]:
-    """Parts of the messages that stay as they are."""
-    for reading, shape in zip(selection.history.readings, selection.draft.shapes, strict=True):
-        if shape == WHOLE:
-            yield from reading.items
 
 
 def _pending_question(selection: Selection) -> Question:
@@ -160,12 +152,10 @@ def _label(line: str) -> str:
 
 
 def _passage_quotes(chosen: Sequence[Passage], sources: _Sources) -> list[Quote]:
-    scores = dict(
-        zip(((candidate.position, candidate.order) for candidate in sources.candidates), sources.ranks, strict=False)
-    )
+    scores = dict(zip((candidate.place for candidate in sources.candidates), sources.ranks, strict=False))
     quotes: list[Quote] = []
     for passage in chosen:
-        score = scores.get((passage.position, passage.order), 0.0)
+        score = scores.get(passage.place, 0.0)
         why = f"recalled, score {score:.2f}" if score > 0 else "worth most for its tokens"
         quotes.append(Quote(what=f"turn {passage.turn + 1}", why=why, text=passage.text))
     return quotes
@@ -257,18 +247,14 @@ def _room_for_quotes(selection: Selection) -> int:
 
     The extra tokens must leave room for the recall block, because quotes are not chosen for the prompt.
     """
-    limits, left = selection.limits, selection.target - selection.kept - _line_cost(selection)
+    draft, limits = selection.draft, selection.limits
+    joined = any(draft.here(index) is not None for index in draft.before_active())
+    line = 0 if joined else cost(ELLIPSIS, selection.counter)  # between note or quotes and the current prompt
+    left = selection.target - selection.kept - line
     if not selection.lasting or not limits.max_notes:
         return left
     free = max(0, limits.budget - limits.low - limits.block_reserve)
     return min(limits.max_notes, left + min(free, (limits.high - limits.low) // 2))
-
-
-def _line_cost(selection: Selection) -> int:
-    """Tokens of the line that stands between note or quotes and the current prompt if no earlier message is kept."""
-    draft = selection.draft
-    joined = any(draft.here(index) is not None for index in draft.before_active())
-    return 0 if joined else cost(ELLIPSIS, selection.counter)
 
 
 def _note(summary: str, selection: Selection, cap: int) -> str:

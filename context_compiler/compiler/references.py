@@ -36,16 +36,6 @@ class Reference:
     """Tokens between its last mention and the call."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One real tool call with its references."""
-
-    session: int
-    position: int
-    """Position of the response that makes it. The view that it answers is of all messages before."""
-    references: tuple[Reference, ...]
-
-
 def sources(item: Item) -> list[str]:
     """Texts of a part in the forms in which a view may contain it; a call also as its line."""
     if item.kind is Kind.CALL:
@@ -88,33 +78,29 @@ def contexts(text: str, wanted: str) -> set[tuple[str, str, str]]:
     return {context for context in around if context[1] or context[2]} or ({("alone", "", "")} if around else around)
 
 
-def texts(history: History) -> list[str]:
-    """Comparable text of every message."""
-    return [message_text(reading) for reading in history.readings]
-
-
 def message_text(reading: Reading) -> str:
     """Comparable text of a message."""
     text = "\n".join(text for item in reading.items if item.kind is not Kind.THINKING for text in sources(item))
     return comparable_text(text.replace("\\n", "\n ").replace("\\t", " "))
 
 
-def calls(sessions: Sequence[History], spoken: Sequence[Sequence[str]]) -> Iterator[Call]:
-    """Calls of these sessions that have references; `spoken` contains the texts of their messages."""
-    for number, history in enumerate(sessions):
-        for position, reading in enumerate(history.readings):
-            if reading.request or position == 0:
-                continue
-            before = spoken[number][:position]
-            references: list[Reference] = []
-            for text in sorted({text for item in reading.items for text in needed(item)}):
-                last = next(
-                    (earlier for earlier in range(position - 1, -1, -1) if any(places(before[earlier], text))), None
-                )
-                if last is not None:
-                    references.append(Reference(text=text, distance=history.sums[position] - history.sums[last + 1]))
-            if references:
-                yield Call(session=number, position=position, references=tuple(references))
+def references(history: History, spoken: Sequence[str]) -> dict[int, list[Reference]]:
+    """References of the real tool calls of a session, by the position of the response that makes the calls.
+
+    The view that such a response answers is of all messages before it. `spoken` contains the texts of the messages.
+    """
+    by_position: dict[int, list[Reference]] = {}
+    for position, reading in enumerate(history.readings):
+        if reading.request or position == 0:
+            continue
+        for text in sorted({text for item in reading.items for text in needed(item)}):
+            last = next(
+                (earlier for earlier in range(position - 1, -1, -1) if any(places(spoken[earlier], text))), None
+            )
+            if last is not None:
+                distance = history.sums[position] - history.sums[last + 1]
+                by_position.setdefault(position, []).append(Reference(text=text, distance=distance))
+    return by_position
 
 
 def held(reference: str, before: Sequence[str], view: str) -> bool:
@@ -128,8 +114,8 @@ class ReferenceRecall:
 
     def __init__(self, history: History, budget: int, reader: Reader) -> None:
         """Find the references of each call in `history`; `reader` reads the views."""
-        self._texts = texts(history)
-        self._needed = {call.position: call.references for call in calls([history], [self._texts])}
+        self._texts = [*map(message_text, history.readings)]
+        self._needed = references(history, self._texts)
         self._budget, self._reader = budget, reader
         self._known = {reading.name: text for reading, text in zip(history.readings, self._texts, strict=True)}
         self._all: list[float] = []

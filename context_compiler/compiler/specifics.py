@@ -243,6 +243,7 @@ def mentions(history: History, outline: Outline, positions: Iterable[int], *, ru
             called = item.kind is Kind.CALL or runs_command(item)
             text = readable_text(item)
             for specific in (*specifics(text, rules), *_shell_commands(item)):
+                key = field_before(text, specific.offset)
                 occurrences.append(
                     Mention(
                         specific=specific,
@@ -250,7 +251,7 @@ def mentions(history: History, outline: Outline, positions: Iterable[int], *, ru
                         part=part,
                         turn=turn,
                         speaker=SPEAKERS[item.kind],
-                        field=field_of(text, specific.offset) or (item.tool or ""),
+                        field=key[1] if key else item.tool or "",
                         called=called,
                     )
                 )
@@ -276,12 +277,6 @@ FIELD = re.compile(
 
 LISTED = 200
 """Characters before a value in which the beginning of its list is searched."""
-
-
-def field_of(text: str, offset: int) -> str:
-    """Name of the field whose value begins at `offset`; empty if there is none."""
-    named = field_before(text, offset)
-    return named[1] if named else ""
 
 
 def field_before(text: str, offset: int) -> re.Match[str] | None:

@@ -243,8 +243,8 @@ def marked_request(texts: Sequence[str], mark: Mapping[str, Any]) -> ModelReques
 def find_mark(message: ModelMessage) -> dict[str, Any] | None:
     """Our mark on any part of a message, into which the host may have merged it; None if there is none."""
     for part in message.parts:
-        for thing in (part, *user_content(getattr(part, "content", None))):
-            mark = mark_of(thing)
+        for marked in (part, *user_content(getattr(part, "content", None))):
+            mark = mark_of(marked)
             if mark is not None:
                 return mark
     return None
