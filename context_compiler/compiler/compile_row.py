@@ -55,11 +55,8 @@ def compile_row(where: Where, selection: Selection, reply: Reply, cycle: Cycle) 
     summary, quotes = summary_of(cycle), cycle.quotes
     whole = compiled is None or compiled == len(selection.span)
     used = request is not None and reply.status == "ok"
-    lost = (
-        in_time(lambda: lost_specifics(selection.history, selection.draft.outline, selection.span), None)
-        if used
-        else None
-    )
+    history, outline, span = selection.history, selection.draft.outline, selection.span
+    lost = in_time(lambda: lost_specifics(history, outline, span), None) if used else None
     row = _compile_row(
         where,
         selection.policy,

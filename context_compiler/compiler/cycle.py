@@ -241,7 +241,7 @@ def with_turn(cycle: Cycle, turn: int, start: int) -> Cycle:
 
 
 def _joined(cycle: Cycle, history: History, joined: int, count: int) -> Cycle:
-    """Adjust a cycle after the host merged message `at`, which had `count` parts, with the next one.
+    """Adjust a cycle after the host merged message `joined`, which had `count` parts, with the next one.
 
     Later positions move down by one. If the next message came after the prefix of the cycle, it was sent whole.
     """
@@ -317,7 +317,7 @@ def restore_late_calls(cycle: Cycle, history: History, pairing: Pairing, base: M
 
 
 def _answers_sent(shape: Shape | None, history: History, position: int) -> set[str | None]:
-    """Ids of the calls whose answers are sent with message `at` in this shape."""
+    """Ids of the calls whose answers are sent with the message at a position in this shape."""
     if shape is None or shape.bare:
         return set()
     items = enumerate(history.readings[position].items)

@@ -285,27 +285,23 @@ def _own_note(selection: Selection, room: int) -> str:
     policy = selection.policy
     template = policy.template if policy.template.compiler != "agent" else policy.extractive
     wanted = template.wants()
-    values, _ = fit_sections(
-        gather_sections(selection, selection.out, wanted), rules=template.sections, room=None, counter=selection.counter
-    )
-    candidates = (
-        passages(selection.history, selection.draft.outline, selection.out, selection.counter)
-        if "recent_turns" in wanted
-        else ()
-    )
+    history, outline, counter = selection.history, selection.draft.outline, selection.counter
+    sections = gather_sections(selection, selection.out, wanted)
+    values, _ = fit_sections(sections, rules=template.sections, room=None, counter=counter)
+    candidates = passages(history, outline, selection.out, counter) if "recent_turns" in wanted else ()
     unranked = [(passage, 0.0) for passage in candidates]
-    ranked, newer = mark_changes(selection.history, selection.draft.outline, unranked, selection.counter)
+    ranked, newer = mark_changes(history, outline, unranked, counter)
     current = Candidates([passage for passage, _ in ranked], newer=newer)
     gone = set(selection.out)
-    left_out = sum(turn.start in gone for turn in selection.draft.outline.turns)
+    left_out = sum(turn.start in gone for turn in outline.turns)
     about_it = {"template": template_facts(template), "cap": room, "turns_left_out": left_out}
     share = room
     while share > MIN_QUOTE and (values or candidates):
-        said = {name: truncate(text, share, selection.counter) for name, text in values.items()}
+        said = {name: truncate(text, share, counter) for name, text in values.items()}
         said["recent_turns"] = write_quotation(current.choose(share))
         fenced = {name: fence(TITLES[name], text) for name, text in said.items() if text.strip()}
         body = template.render({**fenced, **about_it})
-        if selection.counter.text(body) <= room:
+        if counter.text(body) <= room:
             return body
         share //= 2
-    return _fit_safely(template.render(about_it), room, selection.counter)
+    return _fit_safely(template.render(about_it), room, counter)

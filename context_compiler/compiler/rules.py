@@ -131,13 +131,7 @@ def absent_rules(rules: Sequence[Rule], sent: History) -> list[Rule]:
     """Rules that a view does not contain word for word in what users said or this package wrote."""
     if not rules:
         return []
-    texts = [
-        item.text
-        for reading in sent.readings
-        for item in reading.items
-        if item.kind is Kind.USER or item.mark is not None
-    ]
-    shown = "\n".join(texts)
+    shown = "\n".join(item.text for _, item in sent.items() if item.kind is Kind.USER or item.mark is not None)
     lost = [rule for rule in rules if rule.text not in shown and neutralize(rule.text) not in shown]
     if lost:
         plain = " ".join(shown.split())

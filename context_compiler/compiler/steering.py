@@ -176,12 +176,9 @@ class CycleHistory:
         mine = [cycle for cycle in cycles if cycle.needs in tips]
         base = base_config(mine[-1].config) if mine else ""
         mine = [cycle for cycle in mine if base_config(cycle.config) == base]
-        generation = 0
-        steps._enter(mine, Steering(generation=generation).config(base))
-        for action in actions:
-            if action.kind not in (COMPILE, UNDO):
-                continue
-            generation += 1
+        steps._enter(mine, NONE.config(base))
+        manual = (action for action in actions if action.kind in (COMPILE, UNDO))
+        for generation, action in enumerate(manual, 1):
             sent = cycle_of(action)
             if action.kind == UNDO:
                 steps._leave(sent if sent is not None and sent.needs in tips else None)

@@ -204,18 +204,13 @@ def turn_lines(history: History, positions: Sequence[int], results: int | None) 
 
 def _placed_lines(history: History, positions: Sequence[int], results: int | None) -> Iterator[tuple[int, str]]:
     """The same lines, each with the position of its message."""
-    answers = [
-        (index, part)
-        for index in positions
-        for part, item in enumerate(history.readings[index].items)
-        if item.kind is Kind.RETURN
-    ]
+    parts = [(index, part, item) for index in positions for part, item in enumerate(history.readings[index].items)]
+    answers = [(index, part) for index, part, item in parts if item.kind is Kind.RETURN]
     whole, changes = set(_last(answers, results)), changes_of(history)
-    for index in positions:
-        for part, item in enumerate(history.readings[index].items):
-            line = _line(item, (index, part) in whole)
-            if line:
-                yield index, with_changes(changes, index, line)
+    for index, part, item in parts:
+        line = _line(item, (index, part) in whole)
+        if line:
+            yield index, with_changes(changes, index, line)
 
 
 _ENCODED = re.compile(r"(?:data:[\w/+.;=-]{1,80},)?[A-Za-z0-9+/_-]{400,}={0,2}")
@@ -261,7 +256,7 @@ def _placed_chunks(lines: Iterable[tuple[int, str]], room: int, counter: TokenCo
         piece = shorten(line, min(room, MAX_TEXT), counter)
         cost = counter.text(piece) + 1
         if current and used + cost > room:
-            done.append(("\n".join(current), position if position != last else last))
+            done.append(("\n".join(current), position))
             current, used = [], 0
         current.append(piece)
         used, last = used + cost, position

@@ -155,25 +155,15 @@ class Tracer:
         if all(form in (VERBATIM, RECALLED) for form in sent.form) and len(sent.view) == len(sent.raw):
             return Words(sent=sent, said=None, summary=None)
         messages, readings = self._read(db, sent.view, self._uncounted)
-        written = [
-            piece
-            for index, reading in enumerate(readings)
-            for item in reading.items
-            if item.mark is not None
-            for piece in written_texts(item, index)
-        ]
+        items = [(index, item) for index, reading in enumerate(readings) for item in reading.items]
+        written = [piece for index, item in items if item.mark is not None for piece in written_texts(item, index)]
         summaries = [(len(text), index) for form, index, text in written if form == SUMMARY]
         summary = max(summaries)[1] if summaries else None
         instructions = (message.instructions for message in messages[-1:] if message.kind == "request")
         beside = [text for text in instructions if text]
         for tool in queries.tools(db, row.id) or ():
             beside.append(f"{tool.name}\n{tool.description or ''}\n{plain_text(tool.parameters)}")
-        others = [
-            (VERBATIM, index, own_text(item))
-            for index, reading in enumerate(readings)
-            for item in reading.items
-            if item.mark is None
-        ]
+        others = [(VERBATIM, index, own_text(item)) for index, item in items if item.mark is None]
         return Words(
             sent=sent, said=Sayings([*written, *((BESIDE, None, text) for text in beside), *others]), summary=summary
         )

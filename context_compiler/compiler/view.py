@@ -394,7 +394,6 @@ def _assistant_line(stamp: datetime) -> ModelResponse:
 
 
 def _begins_with_response(messages: Sequence[ModelMessage]) -> bool:
-    """True if messages begin with a response."""
     return bool(messages) and isinstance(messages[0], ModelResponse)
 
 

@@ -106,10 +106,8 @@ class OtherConversations:
     def take(self, news: Sequence[News], alive: Mapping[int, Name]) -> None:
         """Index new messages, and remove every conversation that is not in `alive`."""
         with self._lock:
-            for gone in [
-                number for number, conversation in self._all.items() if alive.get(number) != conversation.name
-            ]:
-                self._forget(gone)
+            for number in [number for number, old in self._all.items() if alive.get(number) != old.name]:
+                self._forget(number)
             for conversation in news:
                 if not conversation.goes_on:
                     self._forget(conversation.number)
