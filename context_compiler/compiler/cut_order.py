@@ -57,11 +57,6 @@ class Selection:
     """Compile that a user asks for; None for one that the thresholds require."""
 
     @property
-    def chat(self) -> bool:
-        """True for a live view of a session that is not tool work."""
-        return self.lasting and not self.tool_work
-
-    @property
     def focus(self) -> str:
         """Subject that the user wants kept; empty for none."""
         return self.order.focus if self.order is not None else ""

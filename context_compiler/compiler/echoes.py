@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from context_compiler.compiler.patterns import Sort
 from context_compiler.compiler.specifics import Specific, TextSet, readable_text, specifics
-from context_compiler.messages.display import FORMS, IDENTIFIER, OUTLINE, QUOTED, RECALLED, RULE, VERBATIM, segments
+from context_compiler.messages.display import FORMS, IDENTIFIER, OUTLINE, QUOTED, RECALLED, RULE, VERBATIM
 from context_compiler.messages.fences import one_line, visible
 from context_compiler.messages.history import Reading
 from context_compiler.messages.items import SCANNED, Item, Kind, parse_arguments, plain_text
@@ -120,12 +120,6 @@ class Sayings:
                     self.short.setdefault(" ".join(words), number)
 
 
-def written_texts(item: Item, sent: int) -> Iterator[tuple[str, int | None, str]]:
-    """Texts of a part that was written for a view, as `(form, position in the view, text)`."""
-    for piece in segments(item.text):
-        yield piece.form, sent, piece.text
-
-
 def echoes(request: Sayings, reading: Reading, own: tuple[str, int] | None = None) -> tuple[Echo, ...]:
     """Places in a request that contain words of a message, the fullest form first.
 
@@ -163,14 +157,15 @@ def _distinct(words: Mapping[str, bool]) -> tuple[str, ...]:
 
 def _compare(request: Sayings, item: Item, report: Report) -> None:
     """Report every text of a request that contains words of a part, with these words."""
-    for text in _ends_of(own_text(item)):
+    whole = own_text(item)
+    for text in (whole,) if len(whole) <= 2 * SCANNED else (whole[:SCANNED], whole[-SCANNED:]):
         said = _WordedText(text)
         for start, stop in said.sentences():
             _compare_sentence(request, said, start, stop, report)
         _compare_lines(request, said, report)
     _compare_exchanges(request, item, report)
     if request.listed:
-        own = TextSet(own_text(item))
+        own = TextSet(whole)
         held: defaultdict[int, list[str]] = defaultdict(list)
         for specific, number in request.listed:
             if len(held[number]) < LISTED and specific.verbatim not in held[number] and own.holds(specific):
@@ -272,10 +267,6 @@ def own_text(item: Item) -> str:
 def _plain(text: str) -> str:
     """Remove JSON escapes from a text, because quoted pieces of JSON contain them."""
     return _ESCAPE.sub(" \n", visible(text))
-
-
-def _ends_of(text: str) -> tuple[str, ...]:
-    return (text,) if len(text) <= 2 * SCANNED else (text[:SCANNED], text[-SCANNED:])
 
 
 def _words(text: str) -> list[str]:

@@ -148,7 +148,7 @@ def identifiers_and_quotes(
     missing = missing_identifiers(selection) if most >= MIN_QUOTE else []
     part = limit // LARGE
     without = limit - part if selection.lasting and selection.tool_work else part
-    own = min(most, limit if lost and not selection.chat else without)
+    own = min(most, limit if lost and (selection.tool_work or not selection.lasting) else without)
     quotes = quoting(limit - own)
     listed = list_identifiers(selection, missing, (*shown, quotes), own)
     used = selection.counter.text(listed) + 2 if listed else 0

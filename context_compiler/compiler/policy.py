@@ -250,14 +250,7 @@ def limits(
     high = min(high, budget)
     low = min(max(low, newest), high) if room else fixed
     return Limits(
-        budget=budget,
-        whole=whole,
-        fixed=fixed,
-        high=high,
-        low=low,
-        ratio=ratio,
-        tight=tight,
-        max_notes=notes,
+        budget=budget, whole=whole, fixed=fixed, high=high, low=low, ratio=ratio, tight=tight, max_notes=notes
     )
 
 

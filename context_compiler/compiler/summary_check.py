@@ -101,9 +101,10 @@ def _runs(text: str) -> Iterator[tuple[str, ...]]:
 
 def _invents(text: str, material: str) -> bool:
     """True if most of the numbers and longer words are not in the material, although both are in one language."""
-    said, stems = ([_stem(word) for word in _TOKEN.findall(source.casefold())] for source in (text, material))
-    longer, shorter = ([word for word in said if _is_short(word) is short] for short in (False, True))
-    stems = set(stems)
+    said = [_stem(word) for word in _TOKEN.findall(text.casefold())]
+    stems = {_stem(word) for word in _TOKEN.findall(material.casefold())}
+    longer = [word for word in said if len(word) >= LONG or word[0].isdigit()]
+    shorter = [word for word in said if len(word) < LONG and not word[0].isdigit()]
     if len(longer) < FEW or sum(word in stems for word in shorter) < KNOWN * len(shorter):
         return False
     return sum(word in stems for word in longer) < KNOWN * len(longer)
@@ -111,7 +112,3 @@ def _invents(text: str, material: str) -> bool:
 
 def _stem(word: str) -> str:
     return word if word[0].isdigit() else word[:LONG]
-
-
-def _is_short(word: str) -> bool:
-    return len(word) < LONG and not word[0].isdigit()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from context_compiler.cache import CACHED, Memo
-from context_compiler.compiler.echoes import LISTED, Echo, Sayings, echoes, own_text, written_texts
+from context_compiler.compiler.echoes import LISTED, Echo, Sayings, echoes, own_text
 from context_compiler.compiler.origins import (
     Cause,
     Fate,
@@ -34,6 +34,7 @@ from context_compiler.messages.display import (
     TOLD,
     VERBATIM,
     is_note,
+    segments,
 )
 from context_compiler.messages.history import Reader, Reading, reader_of
 from context_compiler.messages.items import plain_text
@@ -156,7 +157,8 @@ class Tracer:
             return Words(sent=sent, said=None, summary=None)
         messages, readings = self._read(db, sent.view, self._uncounted)
         items = [(index, item) for index, reading in enumerate(readings) for item in reading.items]
-        written = [piece for index, item in items if item.mark is not None for piece in written_texts(item, index)]
+        ours = [(index, piece) for index, item in items if item.mark is not None for piece in segments(item.text)]
+        written = [(piece.form, index, piece.text) for index, piece in ours]
         summaries = [(len(text), index) for form, index, text in written if form == SUMMARY]
         summary = max(summaries)[1] if summaries else None
         instructions = (message.instructions for message in messages[-1:] if message.kind == "request")

@@ -159,15 +159,14 @@ def fold(text: str) -> str:
 
 
 def beginnings(term: str) -> tuple[str, ...]:
-    """Substrings at least one of which occurs in every folded text that has this term."""
-    return beginning(term), *_FORMS.get(term, ())
+    """Substrings at least one of which occurs in every folded text that has this term.
 
-
-def beginning(term: str) -> str:
-    """Prefix that a stem shares with all regular forms of its word: everything but the last letter."""
+    The first is the prefix that a stem shares with all regular forms of its word: everything but the last letter.
+    """
     if term.startswith("="):
-        return fold(term[1:])
-    return term if term.isdigit() or not term.isascii() else term[: -2 if term.endswith("ie") else -1]
+        return (fold(term[1:]),)
+    prefix = term if term.isdigit() or not term.isascii() else term[: -2 if term.endswith("ie") else -1]
+    return prefix, *_FORMS.get(term, ())
 
 
 def identifiers(text: str) -> Iterator[str]:
