@@ -311,7 +311,6 @@ def freeze(
     kept_summary = summary or old.summary
     waiting = set(selection.span[compiled:]) if compiled is not None else set[int]()
     fresh = spans(index for index in selection.out if index not in waiting)
-    covered = fresh if summary else old.covered
     text = written_for(selection, kept_summary)
     shapes, decided = selection.draft.shapes, decided_by(selection)
     revising = in_time(lambda: changes_of(selection.history).newest, -1) if text.note or text.quotes else -1
@@ -325,7 +324,7 @@ def freeze(
         own=text.own,
         summary=kept_summary,
         summary_id=row if summary else old.summary_id,
-        covered=covered,
+        covered=fresh if summary else old.covered,
         compiled_turn=turn if asked else old.compiled_turn,
         turn=turn,
         tight=selection.limits.tight,

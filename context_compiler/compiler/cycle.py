@@ -147,12 +147,9 @@ SETS = ("skip", "without")
 
 def _encoded(shape: Shape) -> dict[str, Any]:
     """Encode the fields of a shape that differ from those of a whole message."""
-    values = {field.name: getattr(shape, field.name) for field in fields(shape)}
-    return {
-        name: sorted(value) if name in SETS else value
-        for name, value in values.items()
-        if value != getattr(WHOLE, name)
-    }
+    values = ((field.name, getattr(shape, field.name)) for field in fields(shape))
+    changed = {name: value for name, value in values if value != getattr(WHOLE, name)}
+    return {name: sorted(value) if name in SETS else value for name, value in changed.items()}
 
 
 def _decoded(data: Mapping[str, Any]) -> Shape:

@@ -282,7 +282,7 @@ class FactSearch:
                 masks[chains.nodes[node][2]] = _bit(VERBATIM)
         contents = (content for _, _, content, *_ in chains.nodes.values())
         written = list(dict.fromkeys(content for content in contents if content not in chains.raw))
-        words = _plain_words(folded)
+        words = [word.encode() for word in re.findall(r"[a-z0-9]{2,}", folded)]  # JSON does not escape them
         holding = [
             content
             for content, body in zip(written, browse.bodies(db, written), strict=True)
@@ -461,11 +461,6 @@ def _fullest(forms: Iterable[str]) -> str:
 def _flat(text: str) -> str:
     """Normalize a text: on one line, without case."""
     return " ".join(text.casefold().split())
-
-
-def _plain_words(folded: str) -> list[bytes]:
-    """Words of a text that cannot be escaped in JSON, so that bodies can be filtered without parsing them."""
-    return [word.encode() for word in re.findall(r"[a-z0-9]{2,}", folded)]
 
 
 def _forms_in(reading: Reading, folded: str) -> Iterator[str]:

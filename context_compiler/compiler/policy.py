@@ -361,11 +361,11 @@ def _works(item: Item) -> bool:
 def rules_of(history: History, declared: Sequence[str], steering: Steering, detected: Found) -> tuple[Rule, ...]:
     """Rules in force: those that the application declares, then those found in a history, oldest first."""
     first, dismissed = tuple(map(Rule, dict.fromkeys(declared))), steering.dismissed
-    names = {pin.name for pin in first}
+    names = {rule.name for rule in first}
     users = (
         rule
         for rule in (() if detected.between_people else detected.rules)
-        if rule.name not in names and not any(pin.covers(rule, history) for pin in dismissed)
+        if rule.name not in names and not any(dismissal.covers(rule, history) for dismissal in dismissed)
     )
     return (*first, *rules_in_force(users))
 

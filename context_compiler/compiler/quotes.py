@@ -143,8 +143,8 @@ def _outline_text(selection: Selection, room: int, rules: Sequence[str]) -> str:
 
 
 def _other_quotes(outline: str, listed: str) -> list[Quote]:
-    found = [Quote(what=_label(line), why="outline", text=line) for line in outline.splitlines()[1:]]
-    return [*found, *(Quote(what=_label(line), why="ledger", text=line) for line in listed.splitlines() if line)]
+    quotes = [Quote(what=_label(line), why="outline", text=line) for line in outline.splitlines()[1:]]
+    return [*quotes, *(Quote(what=_label(line), why="ledger", text=line) for line in listed.splitlines() if line)]
 
 
 def _label(line: str) -> str:

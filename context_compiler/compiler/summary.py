@@ -405,9 +405,9 @@ GAIN = 3
 
 def summary_request(selection: Selection) -> SummaryRequest:
     """Write the prompts for a summary of everything left out since the last one."""
-    policy = selection.policy
+    policy, wanted = selection.policy, selection.policy.template.wants()
     cap = min(selection.limits.cap(policy.fidelity), selection.reserve)
-    sections = gather_sections(selection, selection.span, policy.template.wants() | set(ALWAYS))
+    sections = gather_sections(selection, selection.span, wanted | set(ALWAYS))
     counter = selection.counter
     room, rules = policy.prompt_room, policy.template.sections
     turns, covers, older = _turns(selection, rules, room // 2)
@@ -425,9 +425,7 @@ def summary_request(selection: Selection) -> SummaryRequest:
         covers=covers,
         cap=cap,
         included=tuple(name for name in TITLES if filled.get(name, "").strip()),
-        missing=tuple(
-            sorted(name for name in policy.template.wants() if name in TITLES and not had.get(name, "").strip())
-        ),
+        missing=tuple(sorted(name for name in wanted if name in TITLES and not had.get(name, "").strip())),
         dropped=(*older, *shorter, *dropped),
     )
 

@@ -104,15 +104,12 @@ def _is_distinctive(word: str) -> bool:
 
 def _gaps(turns: Sequence[_UserTurn]) -> list[int]:
     """Positions at which a phase may begin, least cohesion first; ties to the earlier one."""
-    depths = [
-        (
-            _cohesion(turns[max(0, index - FEW) : index], turns[index : index + FEW])
-            - NEW_DAY * (turns[index].day != turns[index - 1].day),
-            index,
-        )
-        for index in range(FEW, len(turns) - FEW + 1)
-    ]
-    return [index for _, index in sorted(depths)]
+
+    def depth(index: int) -> float:
+        before, after = turns[max(0, index - FEW) : index], turns[index : index + FEW]
+        return _cohesion(before, after) - NEW_DAY * (turns[index].day != turns[index - 1].day)
+
+    return sorted(range(FEW, len(turns) - FEW + 1), key=depth)
 
 
 def _split_phases(turns: Sequence[_UserTurn], gaps: Sequence[int], wanted: int) -> list[Sequence[_UserTurn]]:

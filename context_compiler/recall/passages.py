@@ -18,7 +18,6 @@ from functools import lru_cache
 from heapq import nlargest
 from itertools import chain, pairwise
 from sys import getsizeof
-from typing import Any
 
 from context_compiler.cache import CACHED, Memo
 from context_compiler.messages.fences import TERMINAL, one_line
@@ -212,7 +211,8 @@ def _of_message(
     message, order = history.messages[position], 0
     passages_of_message: list[Passage] = []
     for index, (part, item) in enumerate(zip(separate_parts(message), history.readings[position].items, strict=True)):
-        exchange, date = exchanges.get((position, index)), _day(part, message)
+        exchange = exchanges.get((position, index))
+        date = day(getattr(part, "timestamp", None)) or day(getattr(message, "timestamp", None))
         pieces = result_pieces(exchange.result) if exchange is not None and bears is not None else ()
         heaviest = _heaviest(pieces, bears) if bears is not None else []
         speaker, texts = _quotable_pieces(item, (exchange.call if heaviest else exchange.line) if exchange else "")
@@ -381,10 +381,6 @@ def _exchanges(history: History, wanted: set[int], *, results: bool) -> dict[tup
             name = one_line(item.tool or "tool", 64)
             exchanges[position, index] = _Exchange(name, name, outcome_line(item.text, failed=item.failed), item.text)
     return exchanges
-
-
-def _day(part: Any, message: Any) -> str:
-    return day(getattr(part, "timestamp", None)) or day(getattr(message, "timestamp", None))
 
 
 class _Price:
