@@ -62,7 +62,7 @@ class Mention:
     before: str
     fact: str
     after: str
-    lost: int
+    lost: int = 0
     """Request that left the fact out last, since this message; 0 if all had it."""
 
 
@@ -485,7 +485,6 @@ def _mention(position: int, reading: Reading, fact: str) -> Mention:
         before=("…" if start > EXCERPT else "") + text[max(0, start - EXCERPT) : start],
         fact=text[start:stop],
         after=text[stop : stop + EXCERPT] + ("…" if len(text) > stop + EXCERPT else ""),
-        lost=0,
     )
 
 

@@ -358,7 +358,8 @@ def _in_turns(placed: Sequence[Placed], later: Sequence[Placed], newest: int) ->
                 message = _with_pieces(message, _content(texts))
                 messages.pop()
             else:
-                messages.append(_assistant_line(stamp_of(message)))
+                stamp = stamp_of(message)
+                messages.append(ModelResponse(parts=[TextPart(ELLIPSIS)], timestamp=stamp, metadata={MARK: {"v": 1}}))
         messages.append(message)
         before, side = index, _side(message) or side
     if not later:
@@ -387,10 +388,6 @@ def _side(message: ModelMessage) -> str:
 def _calls(messages: Sequence[ModelMessage]) -> bool:
     """True if one of the messages is a response with tool calls."""
     return any(isinstance(part, ToolCallPart) for message in messages for part in message.parts)
-
-
-def _assistant_line(stamp: datetime) -> ModelResponse:
-    return ModelResponse(parts=[TextPart(ELLIPSIS)], timestamp=stamp, metadata={MARK: {"v": 1}})
 
 
 def _begins_with_response(messages: Sequence[ModelMessage]) -> bool:

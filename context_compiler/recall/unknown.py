@@ -85,9 +85,8 @@ def _absent(history: History, question: Pending) -> Iterator[str]:
     if any(len(item.text) >= LARGEST for reading in readings for item in reading.items):
         return
     said = [_plain("\n".join([reading.day, *(item.text for item in reading.items)])) for reading in readings]
-    dates = (
-        {date[YEAR:] for text in said for _, date in dated(text)} if any(map(_DATE.fullmatch, asked.values())) else ()
-    )
+    asks_date = any(map(_DATE.fullmatch, asked.values()))
+    dates = {date[YEAR:] for text in said for _, date in dated(text)} if asks_date else ()
     for written, form in asked.items():
         if form[YEAR:] not in dates and not any(form in text for text in said):
             yield written
