@@ -113,8 +113,8 @@ def _kept_texts(selection: Selection) -> Iterator[str]:
         if shape == WHOLE:
             yield from (readable_text(item) for item in reading.items if item.kind is not Kind.THINKING)
             continue
-        left = apply_shape(message, reading, shape, selection.counter)
-        for part in left.parts if left else ():
+        shaped = apply_shape(message, reading, shape, selection.counter)
+        for part in shaped.parts if shaped else ():
             yield str(getattr(part, "content", "") or getattr(part, "args", ""))
 
 

@@ -218,7 +218,7 @@ class CycleHistory:
 
 
 _sent = attrgetter("decided", "note", "rules", "quotes")
-"""Gets what a cycle sends.
+"""The texts that a cycle sends, and the number of messages on which it decides.
 
 Two cycles that send the same may differ elsewhere: an adopted cycle has another configuration, ratio and row, and the
 tip changes if the host merges the last message with the prompt after it."""
