@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -43,15 +43,15 @@ MAX_PARAMETER = 2_000
 """Maximum characters of a string parameter."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Parameter:
     """Parameter of a resource, in its path or its query."""
 
     name: str
     about: str
-    number: bool = False
+    _: KW_ONLY
     default: int | str | None = None
-    """None for a path parameter."""
+    """None for a path parameter. The parameter is a number unless this is a string."""
     choices: tuple[str, ...] = ()
     most: int = LARGEST
     least: int = 1
@@ -63,6 +63,11 @@ class Parameter:
         """Location of the parameter in an address."""
         return "path" if self.default is None else "query"
 
+    @property
+    def is_number(self) -> bool:
+        """True unless the default is a string."""
+        return not isinstance(self.default, str)
+
     def parse(self, text: str | None) -> int | str:
         """Parse the value of the parameter; a missing one becomes the default.
 
@@ -71,7 +76,7 @@ class Parameter:
         """
         if text is None or (text == "" and self.default is not None):
             return self.default if self.default is not None else ""
-        if self.number:
+        if self.is_number:
             if not (text.isascii() and text.isdigit() and len(text) <= 16 and self.least <= int(text) <= self.most):
                 allowed = f"{self.least} to {self.most}"
                 raise BadRequest(f"{self.name}={text[:40]!r}: give a whole number from {allowed}")
@@ -84,9 +89,10 @@ class Parameter:
 
     def document(self) -> dict[str, Any]:
         """Return the OpenAPI description of the parameter."""
-        kind: dict[str, Any] = {"type": "integer", "minimum": self.least, "maximum": self.most} if self.number else {}
-        kind = kind or {"type": "string", "maxLength": MAX_PARAMETER, "pattern": self.pattern}
-        if self.choices:
+        kind: dict[str, Any] = {"type": "string", "maxLength": MAX_PARAMETER, "pattern": self.pattern}
+        if self.is_number:
+            kind = {"type": "integer", "minimum": self.least, "maximum": self.most}
+        elif self.choices:
             kind = {"type": "string", "enum": list(self.choices)}
         if self.default is not None:
             kind["default"] = self.default
@@ -119,9 +125,6 @@ class Sources:
         self.home = Home(inspector, runs, vault=vault, system=system)
 
 
-Load = Callable[[Sources, Values], Awaitable[Any]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
     """Something that can be viewed: as a page at one address, and as JSON at the same address below `/api`."""
@@ -130,12 +133,12 @@ class Resource:
     name: str
     about: str
     result: Any
-    load: Load
+    load: Callable[[Sources, Values], Awaitable[Any]]
     has_page: bool = True
     """True if the template `NAME.html` shows it as a page."""
     parameters: tuple[Parameter, ...] = ()
-    beside: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Names of other resources that the page shows too, by their variable in its template."""
+    beside: tuple[str, ...] = ()
+    """Names of other resources that the page shows too; its template has each under its name."""
 
     def parse(self, path: Mapping[str, str], query: Mapping[str, str]) -> dict[str, Any]:
         """Parse the values of all parameters.
@@ -154,29 +157,26 @@ class Resource:
         }
 
 
-def _number(about: str) -> Parameter:
-    return Parameter(name="number", about=about, number=True)
-
-
-PAGE = Parameter(name="page", about="Page of the list, from 1.", number=True, default=1, most=10_000_000)
-STRETCH = Parameter(name="stretch", about="Page of the timeline, from 1, the newest.", number=True, default=1)
+SESSION = Parameter("number", "Number of the session.")
+REQUEST = Parameter("number", "Number of the request.")
+PAGE = Parameter("page", "Page of the list, from 1.", default=1, most=10_000_000)
+STRETCH = Parameter("stretch", "Page of the timeline, from 1, the newest.", default=1)
 RECALL = Parameter(
-    name="recall",
-    about="Size of recall blocks: a share from 0 to 1, or tokens; empty as it was.",
+    "recall",
+    "Size of recall blocks: a share from 0 to 1, or tokens; empty as it was.",
     default="",
     pattern=r"^(|[01](\.0)?|0?\.[0-9]{1,9}|[0-9]{1,9})$",
 )
-SORTED = tuple(SORTS)
 STATUSES = ("", "raw", "mended", "compiled", "cycle", "fallback", "floor_over_budget", "dry_run", "imported")
-STATUS = Parameter(name="status", about="First word of the status of requests.", default="", choices=STATUSES)
+STATUS = Parameter("status", "First word of the status of requests.", default="", choices=STATUSES)
 
 
 async def _sessions(sources: Sources, values: Values) -> SessionsPage:
     names = ("name", "text", "status", "template", "model", "sort")
-    found = await sources.facts.sessions(values["text"]) if values["text"].strip() else None
-    wanted = SessionFilter(**{name: values[name] for name in names}, among=found.numbers if found else None)
+    matches = await sources.facts.sessions(values["text"]) if values["text"].strip() else None
+    wanted = SessionFilter(**{name: values[name] for name in names}, among=matches.numbers if matches else None)
     listed = await sources.home.sessions(wanted, kind=values["kind"], page=values["page"])
-    return listed if found is None else await _with_words(sources, listed, values["text"], near=found.near)
+    return listed if matches is None else await _with_words(sources, listed, values["text"], near=matches.near)
 
 
 async def _with_words(sources: Sources, listed: SessionsPage, text: str, *, near: bool) -> SessionsPage:
@@ -231,16 +231,16 @@ RESOURCES: tuple[Resource, ...] = (
         result=SessionsPage,
         load=_sessions,
         parameters=(
-            Parameter(name="name", about="Part of the session's name.", default=""),
-            Parameter(name="text", about="Words of a message in the session.", default=""),
+            Parameter("name", "Part of the session's name.", default=""),
+            Parameter("text", "Words of a message in the session.", default=""),
             STATUS,
-            Parameter(name="template", about="Template of at least one of its compiles.", default=""),
-            Parameter(name="model", about="Model of at least one of its compiles.", default=""),
-            Parameter(name="kind", about="Kind of the session.", default="", choices=("", *KINDS)),
-            Parameter(name="sort", about="Order; `used` is most recently used first.", default="used", choices=SORTED),
+            Parameter("template", "Template of at least one of its compiles.", default=""),
+            Parameter("model", "Model of at least one of its compiles.", default=""),
+            Parameter("kind", "Kind of the session.", default="", choices=("", *KINDS)),
+            Parameter("sort", "Order; `used` is most recently used first.", default="used", choices=tuple(SORTS)),
             PAGE,
         ),
-        beside={"overview": "overview"},
+        beside=("overview",),
     ),
     Resource(
         path="/overview",
@@ -258,8 +258,8 @@ RESOURCES: tuple[Resource, ...] = (
         load=lambda sources, values: sources.inspector.session(
             values["number"], page=values["page"], status=values["status"]
         ),
-        parameters=(_number("Number of the session."), STATUS, PAGE, STRETCH),
-        beside={"timeline": "timeline"},
+        parameters=(SESSION, STATUS, PAGE, STRETCH),
+        beside=("timeline",),
     ),
     Resource(
         path="/sessions/{number}/timeline",
@@ -268,7 +268,7 @@ RESOURCES: tuple[Resource, ...] = (
         result=Timeline,
         load=lambda sources, values: sources.timelines.timeline(values["number"], page=values["stretch"]),
         has_page=False,
-        parameters=(_number("Number of the session."), STRETCH),
+        parameters=(SESSION, STRETCH),
     ),
     Resource(
         path="/sessions/{number}/fact",
@@ -276,7 +276,7 @@ RESOURCES: tuple[Resource, ...] = (
         about="History of a fact: which requests contained it, in which form, and when it was dropped.",
         result=FactPage,
         load=lambda sources, values: sources.facts.session(values["number"], values["q"]),
-        parameters=(_number("Number of the session."), Parameter(name="q", about="The fact.", default="")),
+        parameters=(SESSION, Parameter("q", "The fact.", default="")),
     ),
     Resource(
         path="/sessions/{number}/settings",
@@ -290,10 +290,10 @@ RESOURCES: tuple[Resource, ...] = (
             cheapest=values["cheapest"] == "yes",
         ),
         parameters=(
-            _number("Number of the session."),
-            Parameter(name="budget", about="Tokens; empty replays nothing.", number=True, default=0, most=10_000_000),
+            SESSION,
+            Parameter("budget", "Tokens; empty replays nothing.", default=0, most=10_000_000),
             RECALL,
-            Parameter(name="cheapest", about="yes to try several settings.", default="", choices=("", "yes")),
+            Parameter("cheapest", "yes to try several settings.", default="", choices=("", "yes")),
         ),
     ),
     Resource(
@@ -302,7 +302,7 @@ RESOURCES: tuple[Resource, ...] = (
         about="The layers of a session, as each kind of node sees them.",
         result=LayersPage,
         load=lambda sources, values: load_layers(sources.inspector, values["number"]),
-        parameters=(_number("Number of the session."),),
+        parameters=(SESSION,),
     ),
     Resource(
         path="/sessions/{number}/steering",
@@ -313,10 +313,10 @@ RESOURCES: tuple[Resource, ...] = (
             sources.inspector, **{**values, "preview": values["preview"] == "yes"}
         ),
         parameters=(
-            _number("Number of the session."),
-            Parameter(name="preview", about="yes for a preview.", default="", choices=("", "yes")),
-            Parameter(name="focus", about="Subject that the summary of the preview keeps.", default=""),
-            Parameter(name="start", about="Turn from which on the preview summarizes.", default=""),
+            SESSION,
+            Parameter("preview", "yes for a preview.", default="", choices=("", "yes")),
+            Parameter("focus", "Subject that the summary of the preview keeps.", default=""),
+            Parameter("start", "Turn from which on the preview summarizes.", default=""),
             PAGE,
         ),
     ),
@@ -326,7 +326,7 @@ RESOURCES: tuple[Resource, ...] = (
         about="Quality of a managed session over its turns, and its checkpoints.",
         result=ManagerPage,
         load=lambda sources, values: load_manager(sources.inspector, values["number"]),
-        parameters=(_number("Number of the session."),),
+        parameters=(SESSION,),
     ),
     Resource(
         path="/requests/{number}",
@@ -334,7 +334,7 @@ RESOURCES: tuple[Resource, ...] = (
         about="One request: its figures and its messages in order, each with the reason why it is there.",
         result=RequestPage,
         load=lambda sources, values: sources.inspector.request(**values),
-        parameters=(_number("Number of the request."), PAGE),
+        parameters=(REQUEST, PAGE),
     ),
     Resource(
         path="/requests/{number}/messages/{index}",
@@ -342,10 +342,7 @@ RESOURCES: tuple[Resource, ...] = (
         about="One message of a request, formatted and as stored on the record.",
         result=MessagePage,
         load=lambda sources, values: sources.inspector.message(**values),
-        parameters=(
-            _number("Number of the request."),
-            Parameter(name="index", about="Position of the message, from 0.", number=True, least=0),
-        ),
+        parameters=(REQUEST, Parameter("index", "Position of the message, from 0.", least=0)),
     ),
     Resource(
         path="/requests/{number}/why",
@@ -354,11 +351,9 @@ RESOURCES: tuple[Resource, ...] = (
         result=WhyPage,
         load=lambda sources, values: sources.inspector.why(**values),
         parameters=(
-            _number("Number of the request."),
-            Parameter(
-                name="message", about="Show only this message, such as m12, and what would have kept it.", default=""
-            ),
-            Parameter(name="only", about="Show only messages with this verdict.", default="", choices=("", *VERDICTS)),
+            REQUEST,
+            Parameter("message", "Show only this message, such as m12, and what would have kept it.", default=""),
+            Parameter("only", "Show only messages with this verdict.", default="", choices=("", *VERDICTS)),
             PAGE,
         ),
     ),
@@ -369,10 +364,10 @@ RESOURCES: tuple[Resource, ...] = (
         result=DiffPage,
         load=_diff,
         parameters=(
-            _number("Number of the request."),
+            REQUEST,
             Parameter(
-                name="with",
-                about="previous, raw, or the number of another request.",
+                "with",
+                "previous, raw, or the number of another request.",
                 default="previous",
                 pattern="^(previous|raw|[1-9][0-9]{0,14})$",
             ),
@@ -386,21 +381,13 @@ RESOURCES: tuple[Resource, ...] = (
         result=ReplayPage,
         load=_replay,
         parameters=(
-            _number("Number of the request."),
-            Parameter(name="template", about="Template; empty as it was.", default=""),
-            Parameter(name="budget", about="Tokens; empty as it was.", number=True, default=0, most=10**9),
-            Parameter(
-                name="fidelity", about="Fidelity; empty as it was.", default="", choices=("", *map(str, Fidelity))
-            ),
+            REQUEST,
+            Parameter("template", "Template; empty as it was.", default=""),
+            Parameter("budget", "Tokens; empty as it was.", default=0, most=10**9),
+            Parameter("fidelity", "Fidelity; empty as it was.", default="", choices=("", *map(str, Fidelity))),
             RECALL,
-            Parameter(
-                name="trigger",
-                about="Tokens up to which the raw history is sent; empty as it was.",
-                number=True,
-                default=0,
-                most=10**9,
-            ),
-            Parameter(name="q", about="Words that are looked for in the request and its replay.", default=""),
+            Parameter("trigger", "Tokens up to which the raw history is sent; empty as it was.", default=0, most=10**9),
+            Parameter("q", "Words that are looked for in the request and its replay.", default=""),
             PAGE,
         ),
     ),
@@ -410,7 +397,7 @@ RESOURCES: tuple[Resource, ...] = (
         about="A request as JSON, as Python code to paste, and as a pydantic_evals case.",
         result=ExportPage,
         load=lambda sources, values: load_export(sources.inspector, values["number"]),
-        parameters=(_number("Number of the request."),),
+        parameters=(REQUEST,),
     ),
     Resource(
         path="/context/templates",
@@ -436,20 +423,14 @@ RESOURCES: tuple[Resource, ...] = (
             sources.inspector, values["name"], values["source"], values["request"] or None
         ),
         parameters=(
-            Parameter(name="name", about="Name of the template.", default=""),
+            Parameter("name", "Name of the template.", default=""),
             Parameter(
-                name="source",
-                about="Source of the template; empty for the first one.",
+                "source",
+                "Source of the template; empty for the first one.",
                 default="",
                 choices=("", "vault", "system", "builtin"),
             ),
-            Parameter(
-                name="request",
-                about="Request whose history the prompt is built from; 0 for none.",
-                number=True,
-                least=0,
-                default=0,
-            ),
+            Parameter("request", "Request whose history the prompt is built from; 0 for none.", default=0, least=0),
         ),
     ),
     Resource(
@@ -466,7 +447,7 @@ RESOURCES: tuple[Resource, ...] = (
         about="One run and its path through the graph, with fidelity and thread of each hop.",
         result=RunPage,
         load=lambda sources, values: load_run(sources.runs, values["run"], owner=sources.owner),
-        parameters=(Parameter(name="run", about="Id of the run.", default=""),),
+        parameters=(Parameter("run", "Id of the run.", default=""),),
     ),
     Resource(
         path="/compiles/{number}",
@@ -474,7 +455,7 @@ RESOURCES: tuple[Resource, ...] = (
         about="One compile: its prompt, its answer, its summary, and the identifiers that the summary lost.",
         result=CompilePage,
         load=lambda sources, values: load_compile(sources.inspector, values["number"]),
-        parameters=(_number("Number of the compile."),),
+        parameters=(Parameter("number", "Number of the compile."),),
     ),
 )
 """All resources of the API and the pages."""

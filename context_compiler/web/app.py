@@ -86,7 +86,7 @@ class Guard:
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         host = headers.get("host", "")
-        if _hostname(host) not in self.hosts:
+        if (attempt(lambda: urlsplit(f"//{host}").hostname).value or "") not in self.hosts:
             return _refuse(403, f"unknown host {host[:80]!r}: this server does not have that name")
         if not _same_site(headers, host):
             if scope["method"] not in SAFE:
@@ -108,10 +108,6 @@ class Guard:
         """Return the token in the address of a page, to move it from the address to a cookie; empty if none."""
         is_page = scope["method"] == "GET" and not scope["path"].startswith("/api")
         return _query_token(scope) if is_page and self.token else ""
-
-
-def _hostname(host: str) -> str:
-    return attempt(lambda: urlsplit(f"//{host}").hostname).value or ""
 
 
 def _same_site(headers: Headers, host: str) -> bool:
@@ -172,7 +168,7 @@ def create_app(
     inspector = Inspector(store, **places)
     sources = Sources(inspector, str(runs), owner, **places)
     app = Starlette(
-        routes=_routes(inspector, sources, chats, model or (chats.model if chats is not None else None)),
+        routes=_routes(sources, chats, model or (chats.model if chats is not None else None)),
         middleware=[Middleware(Guard, hosts=LOOPBACK | frozenset(hosts), token=token)],
         exception_handlers={ContextCompilerError: _error_response, HTTPException: _error_response},
         lifespan=lambda app: _lifespan(chats),
@@ -183,23 +179,24 @@ def create_app(
     return app
 
 
-def _routes(
-    inspector: Inspector, sources: Sources, chats: Chats | None, model: Callable[[str], Model] | None
-) -> list[Route]:
+def _routes(sources: Sources, chats: Chats | None, model: Callable[[str], Model] | None) -> list[Route]:
     """Return all routes, in the order in which an address is compared with them."""
     return [
-        *steering_routes(inspector, model),
+        *steering_routes(sources.inspector, model),
         *(ChatPages(chats, sources.home).routes() if chats is not None else [Route("/chat", _no_chat)]),
         Route("/", _home),
         Route("/find", partial(_find, sources=sources)),
         *(
-            Route(one.path, partial(_page, resource=one, sources=sources), name=one.name)
-            for one in RESOURCES
-            if one.has_page
+            Route(resource.path, partial(_page, resource=resource, sources=sources), name=resource.name)
+            for resource in RESOURCES
+            if resource.has_page
         ),
-        *(Route(f"/api{one.path}", partial(_answer, resource=one, sources=sources)) for one in RESOURCES),
+        *(
+            Route(f"/api{resource.path}", partial(_answer, resource=resource, sources=sources))
+            for resource in RESOURCES
+        ),
         Route("/requests/{number}/export/{form}", partial(_download, sources=sources)),
-        Route("/live", partial(_live, inspector=inspector)),
+        Route("/live", partial(_live, inspector=sources.inspector)),
         Route("/api/openapi.json", _openapi),
         Route("/static/{name}", _static),
     ]
@@ -213,13 +210,13 @@ async def _page(request: Request, resource: Resource, sources: Sources) -> Respo
         values = {"here": "sessions", "db": store.place, "others": other_records(store.path)}
         return HTMLResponse(render("nothing.html", menu=request.app.state.menu(), **values))
     value = await resource.load(sources, parameters)
-    others = {name: await _resource(other).load(sources, parameters) for name, other in resource.beside.items()}
+    others = {name: await _resource(name).load(sources, parameters) for name in resource.beside}
     frame = {"here": resource.name, "db": str(store.place), "menu": request.app.state.menu()}
     return HTMLResponse(render(f"{resource.name}.html", it=value, **others, **frame))
 
 
 def _resource(name: str) -> Resource:
-    return next(one for one in RESOURCES if one.name == name)
+    return next(resource for resource in RESOURCES if resource.name == name)
 
 
 async def _answer(request: Request, resource: Resource, sources: Sources) -> Response:
@@ -311,5 +308,5 @@ async def _error_response(request: Request, error: Exception) -> Response:
 
 
 def _status(error: Exception) -> int:
-    known = ((NotFound, 404), (Busy, 409), (NotAChat, 409), (TemplateError, 404), (BadRequest, 400), (StoreError, 503))
-    return next((status for kind, status in known if isinstance(error, kind)), 422)
+    codes = ((NotFound, 404), (Busy, 409), (NotAChat, 409), (TemplateError, 404), (BadRequest, 400), (StoreError, 503))
+    return next((code for kind, code in codes if isinstance(error, kind)), 422)

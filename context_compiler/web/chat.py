@@ -64,6 +64,8 @@ class ChatPages:
             return HTMLResponse(render("chat_copy.html", why=str(error), **frame), 409)
         await chat.refresh_pins()
         turns, earlier = chat.turns()
+        names = dict.fromkeys((chat.model, *self.chats.defaults.models))
+        models = [{"name": name, "provider": name.partition(":")[0] if ":" in name else ""} for name in names]
         return HTMLResponse(
             render(
                 "chat.html",
@@ -73,7 +75,7 @@ class ChatPages:
                 model=chat.model,
                 template=chat.session.template,
                 endless=chat.session.endless,
-                models=[_choice(model) for model in dict.fromkeys((chat.model, *self.chats.defaults.models))],
+                models=models,
                 known=sessions.value.sessions if sessions.value else (),
             )
         )
@@ -126,11 +128,6 @@ class ChatPages:
         """Compile now, undo a compile, pin, unpin or dismiss a rule."""
         chat = await self.chats.get(_name(request))
         return answer_json(await chat.steer(way, await json_body(request)))
-
-
-def _choice(model: str) -> Mapping[str, str]:
-    provider, colon, _ = model.partition(":")
-    return {"name": model, "provider": provider if colon else ""}
 
 
 _SESSION: dict[str, Any] = {

@@ -56,7 +56,6 @@ LOOK = 1.0
 HEARTBEAT = 15
 """Number of checks without an event after which a comment is sent to keep the connection open."""
 
-
 RENDER_S = 0.2
 """Minimum seconds between two renderings of an answer that is being written."""
 

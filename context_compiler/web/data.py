@@ -379,12 +379,11 @@ class Inspector(Tracer):
             raise NotFound(f"request {number} has no message {index}")
         (body,) = browse.message_bodies(db, [sent.view[index]])
         (shown,) = self._show_view(db, sent, [index])
-        text = json.dumps(json.loads(body), indent=2, ensure_ascii=False)
         return MessagePage(
             **header_of(db, row),
             message=shown,
             total=len(sent.view),
-            json=safe(text.encode("utf-8", "backslashreplace").decode()),
+            json=pretty(json.loads(body)),
         )
 
     def _show_view(self, db: Database, sent: Sent, positions: Sequence[int]) -> list[ShownMessage]:
@@ -483,6 +482,11 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 def _list(value: object) -> Sequence[Any]:
     return cast("list[Any]", value) if isinstance(value, list) else ()
+
+
+def pretty(value: object) -> str:
+    """Format a value as indented JSON."""
+    return safe(json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace").decode())
 
 
 def longest_part(readings: Sequence[Reading], shares: int = 1) -> int:

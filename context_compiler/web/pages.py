@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cache, reduce
 from hashlib import sha256
@@ -19,6 +18,7 @@ from context_compiler.middleware.verdict import PRICE_ONLY
 from context_compiler.pipeline.draw import STYLE
 from context_compiler.web.api import STATUSES
 from context_compiler.web.conversation import calls_of, gist, is_folded, painted
+from context_compiler.web.data import pretty
 from context_compiler.web.home import KINDS
 
 HERE = Path(__file__).parent
@@ -103,11 +103,6 @@ def load_pages() -> None:
     """Compile all page templates in advance, because that takes noticeable time at the first request."""
     for name in ("messages.html", *(file.name for file in (HERE / "pages").iterdir())):
         environment().get_template(name)
-
-
-def pretty(value: object) -> str:
-    """Format a value as indented JSON."""
-    return safe(json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace").decode())
 
 
 def link(path: str, /, **query: object) -> str:

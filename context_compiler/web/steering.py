@@ -35,16 +35,13 @@ from context_compiler.record.values import Drop
 from context_compiler.resilience import attempt
 from context_compiler.tokens import as_counter
 from context_compiler.tokens.prices import dollars
-from context_compiler.web.data import BadRequest, Inspector, Pages
+from context_compiler.web.data import PAGE, BadRequest, Inspector, Pages
 
 MAX_BODY_BYTES = 2_000_000
 """Maximum bytes of a request's JSON body."""
 
 EXCERPT = 160
 """Maximum characters shown of a prompt in the list."""
-
-ROWS = 50
-"""Prompts per page."""
 
 STEPS = 50
 """Maximum actions listed; the newest."""
@@ -181,7 +178,7 @@ async def load_steering(
     pins = await compiler.pins(info.session_id)
     rows = _prompts(load_messages(await store.transcript(info.session_id, info.vault_name)), pins)
     rules = await compiler.standing_rules(info.session_id) if rows else ()
-    pages = Pages(page=page, size=ROWS, total=len(rows))
+    pages = Pages(page=page, size=PAGE, total=len(rows))
     result = None
     if rows and preview:
         result = await or_bad_request(compiler.preview(info.session_id, focus, start=start or None))
@@ -190,7 +187,7 @@ async def load_steering(
         pins=tuple(map(pin_row, pins)),
         rules=tuple(map(rule_row, rules)),
         actions=tuple(_action_row(action) for action in reversed(actions[-STEPS:])),
-        prompts=tuple(rows[pages.offset : pages.offset + ROWS]),
+        prompts=tuple(rows[pages.offset : pages.offset + PAGE]),
         pages=pages,
         preview=None if result is None else outcome_of(result),
     )
