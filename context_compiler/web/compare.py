@@ -18,14 +18,13 @@ from context_compiler.compiler.view import View, message_origins, show_message
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
 from context_compiler.messages.display import Bar, ShownMessage, bars
-from context_compiler.messages.history import Reader, Reading, reader_of
+from context_compiler.messages.history import Reading, reader_of
 from context_compiler.middleware.again import BUDGET, compile_again, differs, recorded_settings, whole_tokens
 from context_compiler.middleware.remedies import places
 from context_compiler.record import browse
 from context_compiler.record.browse import RequestRow
 from context_compiler.record.database import Database
 from context_compiler.record.values import FIXED, Record, fixed_tokens, template_name
-from context_compiler.template import Template
 from context_compiler.tokens import as_counter
 from context_compiler.web.data import PAGE, Inspector, Pages, RequestHeader, header_of
 
@@ -125,7 +124,7 @@ class Comparisons:
 
     def __init__(self, inspector: Inspector) -> None:
         self.inspector = inspector
-        self._reader: Reader = reader_of(as_counter(None))
+        self._reader = reader_of(as_counter(None))
 
     async def diff(self, number: int, choice: str, *, page: int = 1) -> DiffPage:
         """Compare a request with another one: `previous`, `raw` (its raw history), or the number of a request."""
@@ -246,7 +245,7 @@ class Comparisons:
         return header_of(db, row), sent, raw, record, traced.origin
 
     async def _compile(self, wanted: Wanted, raw: list[ModelMessage], row: RequestRow, record: Record) -> View:
-        template: Template = self.inspector.template_library.find(wanted.template or template_name(record))
+        template = self.inspector.template_library.find(wanted.template or template_name(record))
         fidelity = wanted.fidelity or ("" if wanted.template else row.fidelity or "")
         if not wanted.fidelity and fidelity == template.fidelity:  # the template's own, which limits only the summary
             fidelity = ""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 from context_compiler.compiler.trace import NotFound
 from context_compiler.paths import place_name
@@ -114,25 +113,21 @@ def hops_of(events: Sequence[Event], *, ended: bool = False) -> list[Hop]:
             running[visit] = len(hops)
             hops.append(_hop(len(hops) + 1, event))
         elif event.kind in ("stage_completed", "stage_failed") and visit in running:
-            index = running.pop(visit)
-            hops[index] = replace(hops[index], **_result(event.data))
+            index, end = running.pop(visit), event.data
+            hops[index] = replace(
+                hops[index],
+                status=str(end.get("status", "")),
+                seconds=end.get("duration"),
+                notes=str(end.get("notes") or ""),
+                failure=str(end.get("reason") or ""),
+            )
     _interrupt(hops, running.values() if ended else ())
     return hops
 
 
-def _interrupt(hops: list[Hop], places: Iterable[int]) -> None:
-    for at in places:
-        hops[at] = replace(hops[at], status="interrupted")
-
-
-def _result(end: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a visit that has ended, from the event about its end."""
-    return {
-        "status": str(end.get("status", "")),
-        "seconds": end.get("duration"),
-        "notes": str(end.get("notes") or ""),
-        "failure": str(end.get("reason") or ""),
-    }
+def _interrupt(hops: list[Hop], positions: Iterable[int]) -> None:
+    for position in positions:
+        hops[position] = replace(hops[position], status="interrupted")
 
 
 def _hop(index: int, start: Event) -> Hop:

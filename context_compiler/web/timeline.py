@@ -143,12 +143,9 @@ class Timelines:
         price = price_of(model, provider) if model else None
         sent = raw = None
         if price is not None:
-            before = [0, *(point.raw for point in points)]
             sent = sum((price.cost(point.sent, cached=point.shared) for point in points), Decimal(0))
-            cached = [min(earlier, point.raw) for earlier, point in zip(before, points, strict=False)]
-            raw = sum(
-                (price.cost(point.raw, cached=same) for point, same in zip(points, cached, strict=True)), Decimal(0)
-            )
+            pairs = zip([0, *(point.raw for point in points)], points, strict=False)
+            raw = sum((price.cost(point.raw, cached=min(before, point.raw)) for before, point in pairs), Decimal(0))
         spent = totals.compile_usage(db, info.id, rows[0].id, rows[-1].id) if rows else []
         costs = [(alias, cost_of(alias, usage)) for alias, usage in (*spent, *unsent)]
         unknown = {alias for alias, cost in costs if cost is None} | (
