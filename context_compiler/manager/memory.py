@@ -195,48 +195,38 @@ class SQLiteMemory:
         asked = list(dict.fromkeys(terms(check_memory_text(query, "query"))))[-MAX_QUERY_TERMS:]
         if check_limit(limit) < 1 or not asked:
             return []
-        stored = await self._run(partial(sessions.search_memories, name=self.session, terms=asked, limit=CANDIDATES))
+        stored = await self._run(sessions.search_memories, terms=asked, limit=CANDIDATES)
         return self._ranking.best(query, [_parse_memory(row) for row in stored], limit)
 
     async def remember(self, text: str) -> str:
         """Remember a text and return its id. A text that is already known keeps its id."""
         checked = check_memory_text(text, "text")
-        return await self._run(
-            partial(sessions.remember, name=self.session, text=checked, index_terms=_index_terms, newest=SUMMARY_PREFIX)
-        )
+        return await self._run(sessions.remember, text=checked, index_terms=_index_terms, newest=SUMMARY_PREFIX)
 
     async def commit(self, message: str, author: str = AUTHOR, session: Snapshot | None = None) -> str:
         """Commit the memory, together with a session if given; unchanged content is not written again."""
         turns, count, facts = (None, 0, None) if session is None else (session.turns, session.count, session.facts)
-        work = partial(
+        return await self._run(
             sessions.commit,
-            name=self.session,
             message=rows.escape_surrogates(check_memory_text(message, "message")),
             author=rows.escape_surrogates(check_memory_text(author, "author")),
             turns=turns,
             count=count,
             state=facts,
         )
-        return await self._run(work)
 
     async def checkout(self, commit: str) -> None:
         """Restore the memory of a commit, in one transaction."""
-        await self._run(
-            partial(
-                sessions.checkout, name=self.session, commit=commit, index_terms=_index_terms, newest=SUMMARY_PREFIX
-            )
-        )
+        await self._run(sessions.checkout, commit=commit, index_terms=_index_terms, newest=SUMMARY_PREFIX)
 
     async def log(self, limit: int | None = None) -> list[Commit]:
         """Return the current commit of the memory and its ancestors, newest first."""
         most = None if limit is None else check_limit(limit)
-        return [
-            _parse_commit(row) for row in await self._run(partial(sessions.commit_log, name=self.session, limit=most))
-        ]
+        return [_parse_commit(row) for row in await self._run(sessions.commit_log, limit=most)]
 
     async def diff(self, old: str, new: str) -> Diff:
         """Return the memories that were added and removed between two commits."""
-        return await self._run(partial(_diff, name=self.session, old=old, new=new))
+        return await self._run(_diff, old=old, new=new)
 
     async def keep(self, session: Snapshot, score: Score | None = None, compile: Compile | None = None) -> None:
         """Save a session, the score of its turn, and the record of its summary.
@@ -246,36 +236,35 @@ class SQLiteMemory:
         """
         row = score and _score_columns(score)
 
-        def work(db: Database) -> None:
-            self._state = sessions.save_session(
-                db, self.session, session.turns, session.facts, row, compile, self._state
-            )
+        def work(db: Database, name: str) -> None:
+            self._state = sessions.save_session(db, name, session.turns, session.facts, row, compile, self._state)
 
         await self._run(work)
 
     async def latest(self) -> Saved | None:
         """Return the session as last saved; None if there is none."""
 
-        def work(db: Database) -> tuple[str, list[bytes]] | None:
-            self._state = sessions.session_state(db, self.session)
-            return sessions.latest_session(db, self.session)
+        def work(db: Database, name: str) -> tuple[str, list[bytes]] | None:
+            self._state = sessions.session_state(db, name)
+            return sessions.latest_session(db, name)
 
         return _parse_saved(await self._run(work))
 
     async def session_at(self, commit: str) -> Saved | None:
         """Return the session of a commit; None if only memory was committed."""
-        return _parse_saved(await self._run(partial(sessions.session_at, name=self.session, commit=commit)))
+        return _parse_saved(await self._run(sessions.session_at, commit=commit))
 
     async def scores(self) -> list[Score]:
         """Return all scores, oldest first."""
-        return [_parse_score(row) for row in await self._run(partial(sessions.scores, name=self.session))]
+        return [_parse_score(row) for row in await self._run(sessions.scores)]
 
     async def close(self) -> None:
         """Close the file; it reopens on use."""
         await self.store.close()
 
-    async def _run(self, work: Callable[[Database], T]) -> T:
-        return await self.store.perform(work)
+    async def _run(self, work: Callable[..., T], **arguments: object) -> T:
+        """Call a function of the database with the name of the session."""
+        return await self.store.perform(partial(work, name=self.session, **arguments))
 
 
 class VolatileMemory(SQLiteMemory):
