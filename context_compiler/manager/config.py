@@ -48,7 +48,7 @@ class ContextConfig:
         self._check(
             "summarize_at_ratio", "a fraction above 0, at most 1", 0 < self._finite_number("summarize_at_ratio") <= 1
         )
-        self._check("timeout", "seconds above 0", 0 < self._finite_number("timeout") < float("inf"))
+        self._check("timeout", "seconds above 0", self._finite_number("timeout") > 0)
         for name in FLAGS:
             self._check(name, "True or False", isinstance(getattr(self, name), bool))
         if self.summarization_threshold < 1:

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from inspect import isawaitable
 from typing import Any, cast
 
 from pydantic_ai.agent import AbstractAgent
@@ -27,14 +26,14 @@ from context_compiler.compiler.summary import (
 )
 from context_compiler.errors import CompileError, SettingsError
 from context_compiler.fidelity import CAPS, Fidelity
-from context_compiler.messages.history import History, Reader
+from context_compiler.messages.history import Reader
 from context_compiler.messages.turns import outline, pair
 from context_compiler.middleware.arguments import check_model_name, room_of, window_of
 from context_compiler.middleware.summary_calls import ask
 from context_compiler.recall.passages import passages, write_quotation
 from context_compiler.recall.selection import Candidates
 from context_compiler.record.values import Compile, now, with_null_reasons
-from context_compiler.resilience import try_await
+from context_compiler.resilience import call, try_await
 from context_compiler.template import Template
 
 TEMPLATE = "manager_summary"
@@ -129,7 +128,9 @@ async def summarize_turns(
     """
     cap = min(CAPS[template.fidelity or Fidelity.SUMMARY_LOW], most)
     if llm is None:
-        return Summary(text="", index=_quotes(reader.read(messages[-MAX_QUOTED:]), cap, reader), survival=1.0)
+        newest = reader.read(messages[-MAX_QUOTED:])
+        candidates = passages(newest, outline(newest, pair(newest)), range(len(newest)), reader.counter)
+        return Summary(text="", index=write_quotation(Candidates(candidates).choose(cap)), survival=1.0)
     history = reader.read(fresh)
     turns = chunks(turn_lines(history, range(len(history)), None), llm.prompt_room // 2, reader.counter)
     prompts = compose_prompts(template, {}, turns, previous=previous.text, cap=cap)
@@ -156,11 +157,6 @@ def _failed_summary(prompts: tuple[str, ...], answer: SummaryResponse | None, fa
     return Summary(text="", index="", survival=0.0, prompts=prompts, answer=answer, failure=failure)
 
 
-def _quotes(history: History, room: int, reader: Reader) -> str:
-    candidates = passages(history, outline(history, pair(history)), range(len(history)), reader.counter)
-    return write_quotation(Candidates(candidates).choose(room))
-
-
 def _missing_specifics(specifics: Sequence[Specific], text: str, before: str, room: int, reader: Reader) -> str:
     """List specifics that are missing from a text, after those of the list `before`; the newest that fit are kept."""
     summary = TextSet(text)
@@ -174,8 +170,6 @@ def _missing_specifics(specifics: Sequence[Specific], text: str, before: str, ro
     return "\n".join(reversed(kept))
 
 
-AskFunction = Callable[..., Awaitable[SummaryResponse]]
-"""Function from prompts to an answer, with the arguments of `writer.ask`."""
 Charge = Callable[[SummaryResponse], object]
 """Callback that gets every answer, for accounting."""
 
@@ -220,7 +214,7 @@ def _window(llm: object) -> int | None:
     return window_of(cast("Model | str", model)) if isinstance(model, str | Model) else None
 
 
-def ask_function(llm: object, timeout: float) -> AskFunction | None:
+def ask_function(llm: object, timeout: float) -> Callable[..., Awaitable[SummaryResponse]] | None:
     """Return a function that calls the caller's LLM; None for `"none"`, which means no model.
 
     Raises:
@@ -250,18 +244,13 @@ async def _call_function(
     name = getattr(function, "__name__", type(function).__name__)
     text = ""
     for number, prompt in enumerate(prompts):
-        work = _call(function, fill_slot(prompt, text) if number else prompt)
+        work = call(function, fill_slot(prompt, text) if number else prompt)
         outcome = await try_await(asyncio.wait_for(work, timeout))
         if outcome.error is not None or not isinstance(outcome.value, str):
             reason = outcome.error or f"it answered {outcome.value!r:.80}, which is not a text"
             raise CompileError(str(reason), model=name, phase="call") from outcome.error
         text = outcome.value.strip()
     return SummaryResponse(text=text)
-
-
-async def _call(function: Callable[[str], Any], prompt: str) -> object:
-    answer = function(prompt)
-    return await answer if isawaitable(answer) else answer
 
 
 def llm_name(llm: object) -> str:
