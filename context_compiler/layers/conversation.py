@@ -63,9 +63,8 @@ def get_conversation_with_engagement(conversation: Mapping[str, Any] | None) -> 
     Raises:
         LayersError: A value has the wrong type.
     """
-    return get_conversation_history(conversation).model_copy(
-        update={"recent_turns": get_recent_conversation(conversation).recent_turns, "history_summary": ""}
-    )
+    history = get_conversation_history(conversation)
+    return history.model_copy(update={"recent_turns": history.recent_turns[-2:], "history_summary": ""})
 
 
 def _parse_turn(stored: object, where: str) -> ConversationTurn:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from context_compiler.layers.models import EntitySnapshot
-from context_compiler.layers.refs import Answer, Refs, are_current
+from context_compiler.layers.refs import Answer, Refs
 
 Row = Mapping[str, Any]
 """Fields of one entity. A row is replaced, never modified."""
@@ -24,7 +24,7 @@ class ContentText:
 
     def is_current(self, refs: Refs) -> bool:
         """True if the ids in the content still map to the same refs."""
-        return are_current(self.answers, refs)
+        return all(lookup(refs, *arguments) == past for lookup, arguments, past in self.answers)
 
 
 class EntityIndex:

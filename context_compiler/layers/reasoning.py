@@ -164,9 +164,9 @@ def _turn_line(turn: TurnExecutionSummary) -> str:
 
 def _step_lines(steps: Sequence[StepSummary]) -> Iterator[str]:
     for step in steps:
-        what = ", ".join(part for part in (label(step.type), single_line(step.subdomain)) if part)
+        kind = ", ".join(part for part in (label(step.type), single_line(step.subdomain)) if part)
         refs = f" [{', '.join(map(label, step.entities_involved))}]" if step.entities_involved else ""
-        yield f"- step {step.step_num} ({what}): {_accomplishment(step)}{refs}"
+        yield f"- step {step.step_num} ({kind}): {_accomplishment(step)}{refs}"
         if step.note:
             yield f"  note: {single_line(step.note)}"
 
@@ -203,7 +203,7 @@ def format_decision_history(log: Sequence[Mapping[str, Any]]) -> str:
     lines: list[str] = []
     for decision in log[-DECISIONS_SHOWN:]:
         action, ref = label(text_field(decision, "action")), label(text_field(decision, "ref"))
-        what = f"- turn {text_field(decision, 'turn')}: {action} {ref}"
+        line = f"- turn {text_field(decision, 'turn')}: {action} {ref}".rstrip()
         reason = text_field(decision, "reason")
-        lines.append(f"{what.rstrip()} ({label(reason)})" if reason else what.rstrip())
+        lines.append(f"{line} ({label(reason)})" if reason else line)
     return "\n".join(lines) or EMPTY

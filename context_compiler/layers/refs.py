@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 from unicodedata import normalize
@@ -189,11 +189,6 @@ class RecordingRefs(Refs):
         result = lookup(self, *arguments)
         self.answers.append((lookup, arguments, result))
         return result
-
-
-def are_current(answers: Sequence[Answer], refs: Refs) -> bool:
-    """True if a mapping still gives the recorded results."""
-    return all(lookup(refs, *arguments) == past for lookup, arguments, past in answers)
 
 
 def _hex_digits(uuid: str) -> str:

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from inspect import isawaitable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -25,7 +24,7 @@ from context_compiler.layers.turn import TurnState, get_current_curation
 from context_compiler.record.database import Moment
 from context_compiler.record.rows import Removed
 from context_compiler.record.store import SQLStore, Store, Tenants, open_store
-from context_compiler.resilience import await_within, try_await
+from context_compiler.resilience import await_within, call, try_await
 
 CACHED_SESSIONS = 8
 """Number of sessions whose stored state stays parsed in memory."""
@@ -237,7 +236,7 @@ class Layers:
         """Log an error and pass it to `on_error`; never raises."""
         LOG.warning("context_compiler: %s: %s: %s", what, type(error).__name__, error)
         if self.on_error is not None:
-            failed = (await try_await(_call(self.on_error, error))).error
+            failed = (await try_await(call(self.on_error, error))).error
             if failed is not None:
                 LOG.warning("context_compiler: a callback raised %s: %s", type(failed).__name__, failed)
 
@@ -299,12 +298,6 @@ def _advice(asked: Place, turn: Place) -> str:
     return f"give the agent Layers with vault_name={turn[2]!r}"
 
 
-async def _call(function: Callable[[Exception], Any], error: Exception) -> None:
-    answer: object = function(error)
-    if isawaitable(answer):
-        await answer
-
-
 LayerSource = Layers | Callable[[str], Any]
 """Source of session states: `Layers`, or a sync or async function from a session id to its state."""
 
@@ -322,8 +315,7 @@ async def load_state(source: LayerSource, session_id: str, *, timeout: float) ->
 async def _state(source: LayerSource, session_id: str) -> Mapping[str, Any]:
     if isinstance(source, Layers):
         return cast("Mapping[str, Any]", await source.state(session_id))
-    result: object = source(session_id)
-    return as_mapping(await result if isawaitable(result) else result, "the state")
+    return as_mapping(await call(source, session_id), "the state")
 
 
 def check_session_id(session_id: object) -> str:

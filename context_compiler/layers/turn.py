@@ -351,10 +351,7 @@ def blocked_reason(blocked: object) -> str | None:
     tool, table = text_field(tried, "tool"), text_field(tried, "table")
     if not tool:
         return details
-    items = [_item_name(item) for item in _rows(tried.get("items"))[:MAX_BLOCKED_ITEMS]]
+    rows = _rows(tried.get("items"))[:MAX_BLOCKED_ITEMS]
+    items = [(row if isinstance(row, str) else _row_name(row)) or "unnamed" for row in rows]
     where = f"{tool} on {table}" if table else tool
     return f"{details} | {where}: {', '.join(items)}" if items else f"{details} | {where}"
-
-
-def _item_name(item: object) -> str:
-    return (item if isinstance(item, str) else _row_name(item)) or "unnamed"
