@@ -65,7 +65,7 @@ def get_entity_context(
     turn = entities.current_turn if current_turn is None else _check_turn("current_turn", current_turn)
     (active, generated, retained), omitted = _tiers(entities, turn, _check_turn("window", window), most)
     if wanted in ("refs_and_labels", "reply", "do_not_read"):
-        active = [entity for entity in active if entity.status != "deleted"]
+        active = _not_deleted(active)
     if wanted in ("full", "reply", "do_not_read"):
         retained = []
     data = _content_by_ref(entities, [*active, *generated]) if wanted == "full" and content else {}
@@ -202,13 +202,11 @@ def _full_sections(ctx: EntityContext, content: Callable[[str], Callable[[], str
     room, hidden, texts = MAX_CONTENTS, 0, dict[str, str]()
     for entity in sorted((*ctx.active, *ctx.generated), key=lambda entity: entity.turn_last_ref, reverse=True):
         text = content(entity.ref)
-        if text is None:
-            continue
-        if room <= 0:
+        if text is not None and room > 0:
+            texts[entity.ref] = text()
+            room -= len(texts[entity.ref])
+        elif text is not None:
             hidden += 1
-            continue
-        texts[entity.ref] = text()
-        room -= len(texts[entity.ref])
     generated = [line for entity in ctx.generated for line in _detail_lines(entity, texts)]
     return [
         *_section("Active entities", [line for entity in ctx.active for line in _detail_lines(entity, texts)]),
@@ -234,9 +232,8 @@ def _content_text(data: object) -> str:
 
 
 def _name_line(ref: str, name: str) -> str:
-    return (
-        _short_name_line(ref, name) if len(ref) + len(name) <= MAX_CACHED_LABEL else f"- `{label(ref)}`: {label(name)}"
-    )
+    is_short = len(ref) + len(name) <= MAX_CACHED_LABEL
+    return _short_name_line(ref, name) if is_short else f"- `{label(ref)}`: {label(name)}"
 
 
 @lru_cache(maxsize=8192)

@@ -292,11 +292,8 @@ def _operations(result: object) -> Iterator[tuple[str, str, Sequence[object]]]:
     """
     if isinstance(result, tuple):
         parts = cast("tuple[object, ...]", result)
-        if (
-            len(parts) in (2, 3)
-            and all(isinstance(part, str) for part in parts[:-1])
-            and not isinstance(parts[-1], str)
-        ):
+        has_names = len(parts) in (2, 3) and all(isinstance(part, str) for part in parts[:-1])
+        if has_names and not isinstance(parts[-1], str):
             yield str(parts[0]), str(parts[1]) if len(parts) == 3 else "", _rows(parts[-1])
     elif isinstance(result, list):
         for call in cast("list[object]", result):

@@ -122,11 +122,8 @@ def _check_weights(scorer: QualityScorer | HealthScorer) -> None:
     weights = {field.name: cast(object, getattr(scorer, field.name)) for field in fields(scorer)}
     listed = ", ".join(f"{name}={value!r}" for name, value in weights.items())
     numbers = [value for value in weights.values() if isinstance(value, int | float) and not isinstance(value, bool)]
-    if (
-        len(numbers) != len(weights)
-        or not all(0 <= value <= 1 for value in numbers)
-        or abs(sum(numbers) - 1) > ROUNDING
-    ):
+    are_shares = len(numbers) == len(weights) and all(0 <= value <= 1 for value in numbers)
+    if not are_shares or abs(sum(numbers) - 1) > ROUNDING:
         raise SettingsError(f"{type(scorer).__name__}({listed}): give weights of at least 0 that add up to 1")
 
 

@@ -323,11 +323,8 @@ class TurnProcessor:
             self.session = replace(self.session, coherence=rating)
 
     async def _summarize_if_due(self, trouble: list[str]) -> bool:
-        if (
-            not self.config.auto_summarize
-            or self.breaker.open
-            or self.uncut_tokens < self.config.summarization_threshold
-        ):
+        wanted = self.config.auto_summarize and not self.breaker.open
+        if not wanted or self.uncut_tokens < self.config.summarization_threshold:
             return False
         older = self.session.verbatim[: -self.config.recent_turns_to_keep]
         if sum(turn.tokens for turn in older) < self.config.max_tokens // UPDATE_SHARE:

@@ -183,9 +183,11 @@ class Chat:
         try:
             outcome = await try_await(self.session.say(text, on_text=self._add))
             reply = outcome.value if outcome.value is not None else self.session.last
-            self._link(reply)
+            figures = self._figures(reply)
+            if figures.get("request") is not None:
+                self._requests[len(visible_turns(self.session.messages)) - 1] = figures["request"]
             why = safe(str(outcome.error) or type(outcome.error).__name__) if outcome.error is not None else ""
-            self._broadcast("done", {**self._figures(reply), "error": why[:500]})
+            self._broadcast("done", {**figures, "error": why[:500]})
         except asyncio.CancelledError:
             self._broadcast("done", {"error": ""})
             self._broadcast("notice", {"text": "stopped while waiting: nothing was sent"})
@@ -200,11 +202,6 @@ class Chat:
         if len(self._shown) <= RENDERED and monotonic() - self._rendered_at >= RENDER_S:
             self._broadcast("rendered", {"html": markdown(self._shown)})
             self._rendered_at = monotonic()
-
-    def _link(self, reply: Reply | None) -> None:
-        record = reply.view.record if reply is not None and reply.view is not None else None
-        if record is not None and record.id is not None:
-            self._requests[len(visible_turns(self.session.messages)) - 1] = record.id
 
     def _figures(self, reply: Reply | None) -> dict[str, Any]:
         if reply is None:

@@ -371,10 +371,9 @@ def difference(before: ShownMessage, after: ShownMessage) -> tuple[tuple[str, st
     for kind, a, b, c, d in SequenceMatcher(a=left, b=right, autojunk=False).get_opcodes():
         if kind == "equal":
             pieces.append(("same", _shorten("".join(left[a:b]))))
-            continue
-        pieces += [
-            (sign, text) for sign, text in (("removed", "".join(left[a:b])), ("added", "".join(right[c:d]))) if text
-        ]
+        else:
+            changes = ("removed", "".join(left[a:b])), ("added", "".join(right[c:d]))
+            pieces += [change for change in changes if change[1]]
     return tuple(pieces)
 
 

@@ -46,11 +46,9 @@ def is_folded(part: ShownPart) -> bool:
 def gist(part: ShownPart | Segment) -> str:
     """A part in one line: the arguments of a call, or the first words of a text and its number of lines."""
     text = part.text if isinstance(part, Segment) else text_of(part)
-    if (
-        isinstance(part, ShownPart)
-        and part.kind == "call"
-        and isinstance(parsed := attempt(lambda: json.loads(text)).value, dict)
-    ):
+    is_call = isinstance(part, ShownPart) and part.kind == "call"
+    parsed: object = attempt(lambda: json.loads(text)).value if is_call else None
+    if isinstance(parsed, dict):
         arguments = (f"{name}={_short(value)}" for name, value in cast("dict[str, object]", parsed).items())
         return _cut(", ".join(arguments))
     lines = text.strip().count("\n") + 1
@@ -59,7 +57,7 @@ def gist(part: ShownPart | Segment) -> str:
 
 def text_of(part: ShownPart) -> str:
     """The whole text of a part."""
-    return "\n\n".join(one.text for one in part.segments)
+    return "\n\n".join(segment.text for segment in part.segments)
 
 
 def painted(part: ShownPart, calls: Mapping[str, ShownPart]) -> Markup:
