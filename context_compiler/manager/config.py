@@ -45,9 +45,8 @@ class ContextConfig:
             self._check_integer(name, 1)
         self._check_integer("grounding_memories", 0)
         self._check("quality_threshold", "from 0 to 1", 0 <= self._finite_number("quality_threshold") <= 1)
-        self._check(
-            "summarize_at_ratio", "a fraction above 0, at most 1", 0 < self._finite_number("summarize_at_ratio") <= 1
-        )
+        ratio = self._finite_number("summarize_at_ratio")
+        self._check("summarize_at_ratio", "a fraction above 0, at most 1", 0 < ratio <= 1)
         self._check("timeout", "seconds above 0", self._finite_number("timeout") > 0)
         for name in FLAGS:
             self._check(name, "True or False", isinstance(getattr(self, name), bool))

@@ -76,7 +76,7 @@ class Shown:
         """Return these requests and others; `newest` is the number of the newest request of all sessions."""
         every = self.numbers.union(numbers)
         newest = max(self.newest, newest, *every, 0)
-        return Shown(newest=newest, numbers=frozenset(one for one in every if newest - OVERLAP < one))
+        return Shown(newest=newest, numbers=frozenset(number for number in every if newest - OVERLAP < number))
 
 
 async def live_events(
