@@ -195,7 +195,10 @@ async def prepare_request(
             if ends:  # only now: a run cancelled while processing has no turn to end
                 processor.live.add(key)
         else:
-            key = _resume_turn(processor, key, ends)
+            if key is None and processor.session.turns:  # a request without a new prompt continues the newest turn
+                key = processor.session.turns[-1].key
+                if ends:
+                    processor.live.add(key)
             _extend_turn(processor, key, own)
         processor.session = replace(processor.session, taken=_read_history(processor, seen).tip)
         others = frozenset(processor.live - {key})
@@ -252,15 +255,6 @@ def _extend_turn(processor: TurnProcessor, key: int | None, messages: Sequence[M
     if turn is not None and messages:
         longer = make_turn((*turn.messages, *messages), processor.reader, open=True, key=turn.key)
         processor.session = with_turn(processor.session, longer)
-
-
-def _resume_turn(processor: TurnProcessor, key: int | None, ends: bool) -> int | None:
-    """Return the turn that a request without a new prompt continues: the run's, else the newest."""
-    if key is None and processor.session.turns:
-        key = processor.session.turns[-1].key
-        if ends:
-            processor.live.add(key)
-    return key
 
 
 def _end_turn(processor: TurnProcessor, key: int | None, *, failed: bool = False) -> None:

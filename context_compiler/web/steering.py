@@ -268,28 +268,19 @@ def body_field(body: Mapping[str, Any], name: str, default: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Recorded:
     """Adapter that steers a recorded session as `ChatSession` steers a chat."""
 
-    compiler: ContextCompiler
-    session: str
+    def __init__(self, compiler: ContextCompiler, session: str) -> None:
+        self.compiler, self.session = compiler, session
+        self.undo = partial(compiler.undo_compile, session)
+        self.pin = partial(compiler.pin, session)
+        self.unpin = partial(compiler.unpin, session)
+        self.dismiss = partial(compiler.dismiss_rule, session)
 
     async def compact(self, focus: str = "", *, start: int | str | None = None, preview: bool = False) -> CompileResult:
         work = self.compiler.preview if preview else self.compiler.compile_now
         return await work(self.session, focus, start=start)
-
-    async def undo(self) -> CompileResult:
-        return await self.compiler.undo_compile(self.session)
-
-    async def pin(self, message: int | str) -> Pin:
-        return await self.compiler.pin(self.session, message)
-
-    async def unpin(self, message: int | str) -> Pin:
-        return await self.compiler.unpin(self.session, message)
-
-    async def dismiss(self, rule: str) -> Rule:
-        return await self.compiler.dismiss_rule(self.session, rule)
 
 
 Steered = ChatSession | _Recorded
@@ -343,7 +334,7 @@ async def _steer(
     store = inspector.store.writer()
     try:
         compiler = _compiler(store.scoped(info.owner), info, model)
-        result = await or_bad_request(work(_Recorded(compiler=compiler, session=info.session_id), body))
+        result = await or_bad_request(work(_Recorded(compiler, info.session_id), body))
     finally:
         await store.close()
     return answer_json(result)
