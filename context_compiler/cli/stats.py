@@ -174,7 +174,7 @@ def stats(
             (f"recall blocks: {blocks}, {share(total.tokens_recall, total.tokens_sent)} of what was sent", "dim")
         )
     if lost:
-        screen.line((f"{plural(lost, 'write')} lost, because the record could not be written in time", "yellow"))
+        screen.line((f"{plural(lost, 'write')} lost, because the record did not take them", "yellow"))
     if total.imported:
         counted = "is" if total.imported == 1 else "are"
         conversations = plural(total.imported, "imported conversation")

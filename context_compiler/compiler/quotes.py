@@ -1,6 +1,6 @@
 """Write the verbatim part of a view: quotes from left-out messages, in one fence on the user channel.
 
-It contains, in this order, an outline of the phases of the conversation, the ledger of identifiers, and passages. Room
+It contains, in this order, an outline of the phases of the conversation, the list of identifiers, and passages. Room
 that one of them does not need goes to the next.
 """
 

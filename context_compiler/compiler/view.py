@@ -96,7 +96,7 @@ class Quote:
     what: str
     """Origin, such as `turn 12`."""
     why: str
-    """Reason, such as "pinned" or "recalled, score 1.23"; the block of a live agent has no score."""
+    """Reason, such as "a rule" or "recalled, score 1.23"; the block of a live agent has no score."""
     text: str
 
 

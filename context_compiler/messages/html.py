@@ -1,6 +1,7 @@
 """HTML display of messages, for the web pages, for notebooks and for standalone files.
 
-All markup is in `data/html/messages.html`, which escapes every text. All colors are in `data/html/messages.css`.
+The markup is in `data/html/messages.html`, which escapes every text; pages of the inspector have their own. All colors
+are in `data/html/messages.css`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`ContextCompiler`, the capability: once attached to an agent, every request contains a view instead of the history.
 
-The raw history is never changed, and every view is recorded before it is sent. If anything fails here, the run
+The raw history is never changed, and every view is recorded, usually before it is sent. If anything fails here, the run
 continues with a fallback: the last good view, raw history, or the smallest possible request.
 """
 

@@ -119,7 +119,7 @@ def _bare_result(
 ) -> Result:
     """Build a result without a plan that sends the messages `kept`, by raw position.
 
-    A history that cannot be read is left empty. `allowed` is the maximum in exact tokens; None is no limit.
+    A history that cannot be read is left empty. `allowed` is the maximum in exact tokens; None means no limit.
     """
     messages = list(kept.values())
     raw = attempt(lambda: compiler.reader.read(request.messages)).value or EMPTY

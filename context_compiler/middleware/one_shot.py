@@ -149,7 +149,7 @@ def _check(arguments: Arguments, alias: str) -> None:
 
 
 def _check_messages(messages: object) -> None:
-    """Check a history; SettingsError if it is no list, contains anything but messages, or has no request."""
+    """Check a history; SettingsError if it is not a list, contains anything but messages, or has no request."""
     remedy = "give a list of the host's messages, such as result.all_messages()"
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise SettingsError(f"messages is of type {type(messages).__name__}: {remedy}")

@@ -1,7 +1,7 @@
 """Access to the store of one compiler, which is opened on first use and never stops a request.
 
-A failure is reported, and after three failures the store is not used for a while. A write that failed because of a
-locked file or a full disk is repeated before the next write (`late`).
+A failure is reported (`reports`), and after three failures (`Breaker`) the store is not used for a while. A write that
+failed because of a locked file or a full disk is repeated before the next write (`late`).
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ class PostgresDatabase:
         return None if self.timeout is None else f"{self.timeout * 1_000:.0f}"
 
     def _run_write(self, lock: str) -> AbstractContextManager[None]:
-        """Run a transaction that first takes the lock of the record with a function, within the lock timeout."""
+        """Run a transaction that first calls the SQL function `lock` on the record, within the lock timeout."""
         limit = "" if self.patience_ms is None else f"SET LOCAL lock_timeout = {self.patience_ms};"
         return self._run_transaction(f"BEGIN; {limit} SELECT {lock}({APPLICATION_ID}, 1)")
 

@@ -205,7 +205,7 @@ class Record:
     raw_tip: str | None
     view_tip: str | None
     status: str
-    """Starts with raw, compiled, cycle, fallback, floor_over_budget or dry_run; after `;` come reasons for NULLs."""
+    """Starts with raw, compiled, cycle, fallback, floor_over_budget or dry_run; after `;` come reasons and notes."""
     error: str | None
     budget: int | None
     tokens_raw: int

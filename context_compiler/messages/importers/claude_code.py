@@ -69,8 +69,9 @@ def _branch(draft: Draft, entries: Sequence[object]) -> list[int]:
     taken = {position for position, entry in enumerate(nodes) if entry is None}
     for position in speaking:
         entry = nodes[position] or {}
-        has_result = has_block(mapping(entry.get("message")) or {}, ("tool_result",))
-        if position in path or "uuid" not in entry or (has_result and parents[position] in path):
+        message = mapping(entry.get("message")) or {}
+        on_path = position in path or "uuid" not in entry
+        if on_path or (parents[position] in path and has_block(message, ("tool_result",))):
             taken.add(position)
         else:
             draft.note("left out an entry of another branch", position)
