@@ -49,7 +49,7 @@ CHOSEN = {SUMMARY: "words", QUOTED: "quotes", RULE: "rules", OUTLINE: "topics", 
 EXCERPT = 160
 """Characters shown of a message, or on each side of a fact in it."""
 
-NAMED = 5_000
+PINS_BY_POSITION = 5_000
 """Maximum messages of a history in which pins are found by position; in a longer one, equal messages share a pin."""
 
 
@@ -62,7 +62,7 @@ class Mention:
     before: str
     fact: str
     after: str
-    lost: int = 0
+    lost: int
     """Request that left the fact out last, since this message; 0 if all had it."""
 
 
@@ -117,14 +117,14 @@ class FactPage:
     session: SessionRow
     fact: str
     mentions: tuple[Mention, ...] = ()
-    mentioned: int = 0
+    mentioned: int
     """Number of raw messages that contain it."""
     requests: int
     newest: int
     """Number of the newest request; 0 if there is none."""
-    had: int = 0
+    had: int
     """Number of requests that contained it in any form."""
-    requests_since: int = 0
+    requests_since: int
     """Number of requests whose raw history contained it."""
     stretches: tuple[Stretch, ...] = ()
     answer: str = ""
@@ -195,7 +195,10 @@ class FactSearch:
         info = session_of(db, number)
         tips = browse.request_tips(db, number)
         if not fact or not tips:
-            return FactPage(session=info, fact=fact, requests=len(tips), newest=tips[-1].id if tips else 0)
+            newest = tips[-1].id if tips else 0
+            return FactPage(
+                session=info, fact=fact, mentioned=0, requests=len(tips), newest=newest, had=0, requests_since=0
+            )
         chains = self._read(db, number, tips)
         own = self._forms(db, chains, fact)
         masks = self._masks(db, chains, tips, own, fact)
@@ -403,7 +406,7 @@ def pinned_positions(
     bodies = browse.bodies(db, [chain[position].content for position in positions])
     named = zip(positions, map(identity, bodies), strict=True)
     alike = {position: name for position, name in named if name in names}
-    if not alike or len(chain) > NAMED:
+    if not alike or len(chain) > PINS_BY_POSITION:
         return tuple(alike)
     tips = list[str]()
     for body in browse.bodies(db, [node.content for node in chain]):
@@ -485,6 +488,7 @@ def _mention(position: int, reading: Reading, fact: str) -> Mention:
         before=("…" if start > EXCERPT else "") + text[max(0, start - EXCERPT) : start],
         fact=text[start:stop],
         after=text[stop : stop + EXCERPT] + ("…" if len(text) > stop + EXCERPT else ""),
+        lost=0,
     )
 
 

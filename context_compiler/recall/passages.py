@@ -393,9 +393,10 @@ class _Price:
         """Extra token for each piece if the counter rounds down, because the sum would be too small."""
 
     def labelled(self, turn: int, date: str, speaker: str, tool: str = "") -> Callable[[int, int, str, bool], Passage]:
-        """Price the label of the passages of one part; returns what builds each with its price.
+        """Price the label of the passages of one part, and return a function that builds each passage with its price.
 
-        It takes the position of the message, the number of the passage there, its text, and True if it is the first.
+        The function takes the position of the message, the number of the passage there, its text, and True if it is the
+        first.
         """
         pieces = (
             "from turn · ·.",
@@ -403,7 +404,7 @@ class _Price:
             f"[{turn + 1}",
             f"[{speaker} {tool}]" if tool else f"[{speaker}]",
         )
-        count, spare = self._text, self._spare
+        text_tokens, spare = self._text, self._spare
         opening, day, number, who = (self._count(piece) + spare for piece in pieces)
         short = self._count(f" {_in_year(date)}") + spare if date else day
         label, year = opening + day + number + who, max(0, day - short)
@@ -416,7 +417,7 @@ class _Price:
                 speaker=speaker,
                 text=text,
                 date=date,
-                tokens=label + count(f" {text}\n") + spare,
+                tokens=label + text_tokens(f" {text}\n") + spare,
                 label=label,
                 opening=opening,
                 day=day,

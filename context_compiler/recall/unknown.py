@@ -102,7 +102,8 @@ def _exact_terms(text: str) -> Iterator[tuple[str, str]]:
         yield written, date
         text = text.replace(written, " ")
     for name in _NAME.findall(text):
-        lowered = name.lower()  # the beginning of a month or a day is none
+        lowered = name.lower()
+        # names of months and days, and their beginnings, do not count
         if stem(lowered) and not any(full.startswith(lowered) for full in (*MONTHS, *DAYS)):
             yield name, _plain(name)
     for run in _RUN.findall(text):

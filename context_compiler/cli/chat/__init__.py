@@ -23,7 +23,7 @@ DRAWN = 1.0
 """Seconds after which a prompt counts as drawn, because dumb terminals do not report it."""
 
 Opening = asyncio.Task[tuple[Any, list[str]]]
-"""The conversation, and its user's earlier prompts."""
+"""Task that loads the conversation and its user's earlier prompts."""
 
 app = group("Chat with a model.")
 log = logging.getLogger("context_compiler")

@@ -54,7 +54,7 @@ HELP = {
     "stats": "show turns, tokens and where everything is stored",
     "quit": "leave; the conversation is stored",
 }
-"""Help of each command, which is a method of `Commands`."""
+"""Help of each command; `Commands` runs it with its method `_NAME`."""
 
 
 class Keyboard:

@@ -80,7 +80,7 @@ class RunInfo:
         )
 
     def with_state(self, state: RunState, time: str) -> Self:
-        """Update the metadata for a state that is being saved."""
+        """Return the metadata updated for a state that is being saved."""
         return replace(
             self,
             updated_at=time,
@@ -93,7 +93,7 @@ class RunInfo:
         )
 
     def stopped_unless(self, is_owned: Callable[[str], bool]) -> Self:
-        """Change the status from `running` to `stopped` if nobody owns the run."""
+        """Return the metadata, with the status `stopped` instead of `running` if nobody owns the run."""
         return replace(self, status="stopped") if self.status == "running" and not is_owned(self.run_id) else self
 
 
