@@ -351,7 +351,7 @@ def show(run: RunId, runs: Runs = RUNS, owner: Owner = None, json: Json = False)
     state, events, status = asyncio.run(_load_run(run, runs, owner))
     screen = Screen()
     if json:
-        document = {"checkpoint": pipeline.checkpoint_document(state), "events": [one.document() for one in events]}
+        document = {"checkpoint": pipeline.checkpoint_document(state), "events": [event.document() for event in events]}
         screen.raw(json_text(document))
         return
     lineage = state.lineage

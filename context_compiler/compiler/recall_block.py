@@ -263,7 +263,7 @@ class _Search:
         return {
             term
             for term in self._question.terms & posts.keys()
-            if any(decided <= at < self._at or at in self._whole for at in posts[term][::2])
+            if any(decided <= position < self._at or position in self._whole for position in posts[term][::2])
         }
 
     def _candidates(self, best: list[int], room: int) -> tuple[list[Passage], bool]:

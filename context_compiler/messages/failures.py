@@ -143,11 +143,11 @@ def failures(history: History, positions: Sequence[int]) -> Iterator[Failure]:
     wanted, readings = set(positions), history.readings
     calls = {result: call for result, call in calls_of_results(readings) if call is not None and call[0] in wanted}
     by_tool: defaultdict[str, list[_Result]] = defaultdict(list)
-    for turn, place in _items_by_turn(history, wanted):
-        item, call = readings[place[0]].items[place[1]], calls.get(place)
+    for turn, address in _items_by_turn(history, wanted):
+        item, call = readings[address[0]].items[address[1]], calls.get(address)
         if item.kind in (Kind.RETURN, Kind.FEEDBACK):
             made = readings[call[0]].items[call[1]] if call else None
-            by_tool[item.tool or ""].append(_Result(place, turn, item, made))
+            by_tool[item.tool or ""].append(_Result(address, turn, item, made))
     placed = [pair for tool, results in by_tool.items() for pair in _failures_of_tool(tool, results)]
     yield from (failure for _, failure in sorted(placed, key=itemgetter(0)))
 

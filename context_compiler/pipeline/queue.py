@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -124,7 +124,7 @@ class RunQueue:
         name = run_id or f"{graph.name or 'run'}-{uuid4().hex[:8]}"
         body = json.dumps(dict(options or {}))
         async with self.runs.own(name):
-            await begin_run(graph, prepared, self.runs, name, context or {}, config.owner)
+            await begin_run(graph, prepared, self.runs, name, replace(config, context=context or {}))
             await self._transact(name, Statement(_SUBMIT, (name, body, "held" if held else "queued")))
         return name
 

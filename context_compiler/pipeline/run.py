@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -79,7 +79,7 @@ async def run_pipeline(pipeline: Graph | str | Path, config: RunConfig | None = 
     store = open_runs(config)
     try:
         async with store.own(run_id) as lost:
-            state = await begin_run(graph, prepared, store, run_id, config.context, config.owner)
+            state = await begin_run(graph, prepared, store, run_id, config)
             return await while_owned(lost, execute(prepared, config, store, state))
     finally:
         if store is not config.runs:
@@ -87,16 +87,10 @@ async def run_pipeline(pipeline: Graph | str | Path, config: RunConfig | None = 
 
 
 async def begin_run(
-    graph: Graph,
-    prepared: Graph,
-    store: RunStore,
-    run_id: str,
-    context: Mapping[str, Any],
-    owner: str,
-    parent: str | None = None,
+    graph: Graph, prepared: Graph, store: RunStore, run_id: str, config: RunConfig, parent: str | None = None
 ) -> RunState:
     """Create and save a run that the caller owns, and return its state before the first stage."""
-    state = initial_state(prepared, graph_hashes(graph), run_id, context)
+    state = initial_state(prepared, graph_hashes(graph), run_id, config.context)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     info = RunInfo(
         run_id=state.lineage.root_run_id,
@@ -107,7 +101,7 @@ async def begin_run(
         status="running",
         next_node=state.next_node,
         parent=parent,
-        owner=owner,
+        owner=config.owner,
         **asdict(state.graph),
     )
     source = {state.graph.source: graph.source} if state.graph.source else {}
@@ -297,7 +291,7 @@ class ActiveRun:
             lost = await _acquire_child(store, run_id, owned)
             state = await store.load(run_id)
             if state is None:
-                state = await begin_run(graph, prepared, store, run_id, {}, config.owner, parent)
+                state = await begin_run(graph, prepared, store, run_id, config, parent)
             elif state.graph.snapshot != graph_hashes(graph).snapshot:
                 raise PipelineError(f"run {run_id!r} belongs to another graph; give the graph that it was started with")
             elif config.resume_threads == "degrade":

@@ -304,8 +304,8 @@ def listed_drops(ledger: Mapping[str, Any]) -> tuple[Drop, ...]:
     lines = cast("list[Mapping[str, Any]]", ledger.get("dropped") or [])
     drops: list[Drop] = []
     for line in lines:
-        named = cast("list[Any]", line.get("what") or [])
-        drops += [Drop(what=str(what), reason=str(line.get("reason", ""))) for what in named]
+        items = cast("list[Any]", line.get("what") or [])
+        drops += [Drop(what=str(item), reason=str(line.get("reason", ""))) for item in items]
     return tuple(drops)
 
 

@@ -152,7 +152,7 @@ class Draft:
                 if why := _storage_problem([message]):
                     self.at = index
                     raise self.error(why)
-        notes = tuple(f"{what} (at {_indexes(where)})" for what, where in self._notes.items())
+        notes = tuple(f"{note} (at {_indexes(entries)})" for note, entries in self._notes.items())
         return Transcript(name=name, format=format, messages=tuple(self.messages), notes=notes)
 
 
