@@ -195,11 +195,31 @@ def _total(features: Iterable[Feature], asked: Asked) -> Iterable[float]:
     return reduce(lambda total, value: map(add, total, value), values, [0.0] * asked.stop)
 
 
+def _words(asked: Asked) -> Iterable[float]:
+    return _of_best(asked.words)
+
+
+def _around(asked: Asked) -> Iterable[float]:
+    return _of_best(asked.around)
+
+
+def _stretch(asked: Asked) -> Iterable[float]:
+    return _of_best(asked.stretch)
+
+
+def _brevity(asked: Asked) -> Iterable[float]:
+    return [1 - excess / LENGTH for excess in asked.index.excess]
+
+
 def _speaker(asked: Asked) -> Iterable[float]:
     """1 for messages of the speaker whom the question is about; a half for the user's if it says nothing of either."""
     subject, half = asked.subject, not asked.people
     values = [1.0 if who == subject else 0.5 * (who == USER and half) for who in range(SPEAKERS)]
     return [values[who] for who in asked.index.speakers]
+
+
+def _when(asked: Asked) -> Iterable[float]:
+    return [asked.days[day] for day in asked.index.sessions] if any(asked.days) else ()
 
 
 def _taste(asked: Asked) -> Iterable[float]:
@@ -214,17 +234,14 @@ def _sought(asked: Asked) -> Iterable[float]:
     return [float(cue & asked.question.sought > 0) for cue in asked.index.cues] if asked.question.sought else ()
 
 
-FEATURES = (
-    Feature("words", lambda asked: _of_best(asked.words)),
-    Feature("brevity", lambda asked: [1 - excess / LENGTH for excess in asked.index.excess]),
-)
+FEATURES = (Feature("words", _words), Feature("brevity", _brevity))
 """Features of a message alone: BM25 as a fraction of the best; few words."""
 
 SETTING = (
-    Feature("around", lambda asked: _of_best(asked.around)),
-    Feature("stretch", lambda asked: _of_best(asked.stretch)),
+    Feature("around", _around),
+    Feature("stretch", _stretch),
     Feature("speaker", _speaker),
-    Feature("when", lambda asked: [asked.days[day] for day in asked.index.sessions] if any(asked.days) else ()),
+    Feature("when", _when),
     Feature("taste", _taste),
     Feature("sought", _sought),
 )

@@ -167,7 +167,10 @@ def owners(db: Database) -> list[OwnerInfo]:
         f" FROM sessions s LEFT JOIN views v ON v.session = s.id WHERE {OWNED.format(1)} GROUP BY s.owner ORDER BY 1",
         (db.owner,),
     )
-    return [OwnerInfo(**{**rows.mapping(row), "last_at": rows.readable_stamp(row["last_at"])}) for row in totals]
+    values: list[dict[str, Any]] = [
+        {**rows.mapping(row), "last_at": rows.readable_stamp(row["last_at"])} for row in totals
+    ]
+    return [OwnerInfo(**fields) for fields in values]
 
 
 def transcript(db: Database, session_id: str, vault_name: str | None = None) -> list[bytes]:
