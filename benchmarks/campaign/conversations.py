@@ -608,11 +608,14 @@ class Conversation:
         case.check(EVALUATED not in str(sent.messages), "templates run on what was said", where)
 
     async def _check_values(self, where: str, sent: Sent, view: View, prompt: str) -> None:
-        """Check that a replaced value is added only beside the newest; the middle of a long prompt replaces nothing."""
+        """Check that a replaced value is added only beside the newest; the middle of a long prompt replaces nothing.
+
+        A kept message may say an old value, whole or shortened: it is known by its first word.
+        """
         tip = view.record.raw_tip if view.record else None
         whole = [*self.history, *(load_messages(await self.store.chain(tip)) if tip else ())]
-        raw = set(all_texts(whole))
-        added = "\n".join(text for text in all_texts(sent.messages) if text not in raw)
+        raw = {text.partition(" ")[0] for text in all_texts(whole)}
+        added = "\n".join(text for text in all_texts(sent.messages) if text.partition(" ")[0] not in raw)
         said = [pair for text in all_texts(self.history, UserPromptPart) for pair in LOCKERS.findall(prose(text))]
         newest, shown = dict([*said, *LOCKERS.findall(prose(prompt))]), str(sent.messages)
         for name, code in set(LOCKERS.findall(added)):

@@ -319,7 +319,9 @@ that."""
 ELEMENT = 32
 """Units for a number, and for a container in addition to its contents."""
 SECONDS = 2.0
-"""Maximum CPU time of a rendering. Not wall-clock time, because a busy machine would then stop harmless templates."""
+"""Maximum CPU time of a rendering, not counting its longest step: that may be a garbage collection of a large process.
+
+Not wall-clock time, because a busy machine would then stop harmless templates."""
 MAX_BITS = 256
 """Maximum bits of an integer."""
 
@@ -328,7 +330,9 @@ class RenderBudget:
     """Units that one rendering may still spend, and its deadline."""
 
     def __init__(self, units: int = 0) -> None:
-        self.units, self.deadline = units, thread_time() + SECONDS
+        self.units = units
+        self._start = self._latest = thread_time()
+        self._longest = 0.0
 
     def spend(self, units: int) -> None:
         """Spend units.
@@ -339,7 +343,9 @@ class RenderBudget:
         self.units -= max(0, units)
         if self.units < 0:
             raise SecurityError("it makes far more text, or takes far more steps, than a template should")
-        if thread_time() > self.deadline:
+        before, self._latest = self._latest, thread_time()
+        self._longest = max(self._longest, self._latest - before)
+        if self._latest - self._start - self._longest > SECONDS:
             raise SecurityError(f"it takes more than {SECONDS:g} s of CPU time")
 
     def charge(self, value: object) -> object:

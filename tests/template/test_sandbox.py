@@ -99,6 +99,24 @@ def test_a_busy_machine_does_not_stop_a_rendering(monkeypatch: pytest.MonkeyPatc
     assert Template.parse("{{ x.a }}{{ x.a }}", name="mine").render({"x": Waiting(a="fact ")}) == "fact fact "
 
 
+class Collecting(dict[str, str]):
+    """Values at whose use the process works for itself, as in a garbage collection."""
+
+    def __getitem__(self, key: str) -> str:
+        end = time.thread_time() + 0.06
+        while time.thread_time() < end:
+            pass
+        return super().__getitem__(key)
+
+
+def test_one_long_step_does_not_stop_a_rendering_and_two_do(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("context_compiler.template.sandbox.SECONDS", 0.05)
+    values = {"x": Collecting(a="fact ")}
+    assert Template.parse("{{ x.a }}", name="mine").render(values) == "fact "
+    with pytest.raises(TemplateError, match="more than 0.05 s of CPU time"):
+        Template.parse("{{ x.a }}{{ x.a }}", name="mine").render(values)
+
+
 def test_a_rendering_may_exceed_its_values_by_a_million_characters():
     template = Template.parse("{{ x }}{{ y }}", name="mine")
     assert len(template.render({"x": "x" * 3_000_000, "y": "y"})) == 3_000_001
