@@ -72,6 +72,10 @@ class Child:
         """True while the child runs."""
         return not self.task.done()
 
+    async def wait(self, sleeping: asyncio.Future[None]) -> None:
+        """Wait until the child has ended or `sleeping` is done."""
+        await asyncio.wait({self.task, sleeping}, return_when=asyncio.FIRST_COMPLETED)
+
     def raise_if_unanswered(self) -> None:
         """Raise `Unanswered` if the child has stopped because nobody can be asked."""
         if self.task.done() and not self.task.cancelled() and isinstance(error := self.task.exception(), Unanswered):

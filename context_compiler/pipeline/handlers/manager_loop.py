@@ -170,6 +170,6 @@ async def _pause(stage: Stage, child: Child | None, seconds: float) -> None:
         if child is None:
             await sleeping
         else:
-            await asyncio.wait({child.task, sleeping}, return_when=asyncio.FIRST_COMPLETED)
+            await child.wait(sleeping)
     finally:
         await cancel_and_wait(sleeping)
