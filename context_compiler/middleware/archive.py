@@ -1,7 +1,6 @@
 """The archive of a compiler: saves requests, cycles and user actions, and finds them in memory or on the record.
 
-`store_access` handles a store that fails. `Windows` finds what is on the record before the part of a conversation that
-an application gives.
+`store_access` handles a store that fails; `earlier` finds what is on the record before the window of a conversation.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from collections.abc import Hashable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,16 +19,15 @@ from context_compiler.compiler.cycle import Blocks, Cycle
 from context_compiler.compiler.steering import MARK, steering_of
 from context_compiler.errors import StoreError
 from context_compiler.messages.bodies import load_messages
-from context_compiler.messages.history import History, Reader
+from context_compiler.messages.history import History
 from context_compiler.middleware.arguments import Arguments
+from context_compiler.middleware.earlier import RawHistories, transcript_bodies
 from context_compiler.middleware.others import other_mentions
 from context_compiler.middleware.request import Conversation, may_be_known
 from context_compiler.middleware.store_access import StoreAccess, limited
 from context_compiler.recall.others import Mention
-from context_compiler.record import rows
 from context_compiler.record.database import Moment
 from context_compiler.record.redaction import METADATA, REDACTED, Redactor, compile_without_content, without_content
-from context_compiler.record.removal import RETRY_AGE_DAYS
 from context_compiler.record.rows import BrokenReference
 from context_compiler.record.store import Steered, Store
 from context_compiler.record.values import COMPILE, UNDO, Action, Compile, Entry, Record, with_null_reasons
@@ -40,17 +37,8 @@ from context_compiler.resilience import Report, try_await
 CYCLES = 1_000
 """Maximum cycles in memory, over all conversations."""
 
-SESSIONS = 16
-"""Maximum conversations whose raw history is in memory, so that a window of it is recognized without a read."""
-
-FRESH_S = 86_400.0 * RETRY_AGE_DAYS
-"""Seconds for which a raw history in memory is used: a prune of older conversations leaves no note on the record."""
-
 LAST_REQUESTS = 64
 """Maximum conversations whose last request is in memory."""
-
-OVERLAP = 2
-"""Minimum number of messages that a window must share with the record."""
 
 NEWEST = 50
 """Maximum number of requests without a budget after the newest one with a budget."""
@@ -79,7 +67,7 @@ class Archive:
         self._actions: Memo[Conversation, tuple[Action, ...]] = Memo(CYCLES)
         self._newest: Memo[Conversation, tuple[Record, ...]] = Memo(LAST_REQUESTS)
         """The newest request of each conversation, read with the start of its first run; empty if it has none."""
-        self.windows = Windows(self.access)
+        self.histories = RawHistories(self.access)
 
     def scoped(self, owner: str | None) -> Archive:
         """The archive of another owner with the same caches; for None, an archive that saves and finds nothing."""
@@ -87,7 +75,7 @@ class Archive:
             return self
         other = copy(self)
         other.access = access = self.access.scoped(owner)
-        other.windows = self.windows.scoped(access)
+        other.histories = self.histories.scoped(access)
         return other
 
     @property
@@ -196,11 +184,11 @@ class Archive:
         Raises:
             StoreError: The record cannot be read.
         """
-        return await self.transcript(session_id) if self.keeps_content else list(self.windows.last_seen(session_id))
+        return await self.transcript(session_id) if self.keeps_content else list(self.histories.last_seen(session_id))
 
     async def transcript(self, session_id: str) -> list[ModelMessage]:
         """The raw history of a conversation, as last seen."""
-        return load_messages(await _transcript(self.store, session_id, self._arguments.place))
+        return load_messages(await transcript_bodies(self.store, session_id, self._arguments.place))
 
     def remember_cycle(self, cycle: Cycle, session_id: str) -> None:
         """Keep a cycle in memory under the newest message that it needs; the least recently used is evicted first."""
@@ -352,114 +340,6 @@ class Archive:
         rows = await cast(Steered, self.store).session_cycles(session_id, self._arguments.place)
         cycles = ((row, Cycle.from_json(row.state)) for row in rows if not row.config.endswith(RECALLED))
         return [replace(cycle, config=row.config) for row, cycle in cycles if cycle is not None]
-
-
-class Windows:
-    """Raw histories of an owner's conversations, in memory or else on the record.
-
-    An application may give only the end of a conversation whose beginning is on the record.
-    """
-
-    def __init__(self, access: StoreAccess) -> None:
-        self._access = access
-        self._histories: Memo[Conversation, tuple[History, Moment]] = Memo(SESSIONS)
-
-    def scoped(self, access: StoreAccess) -> Windows:
-        """The same for another owner."""
-        other = copy(self)
-        other._access = access
-        return other
-
-    def remember(self, session_id: str, history: History, since: Moment) -> None:
-        """Keep the raw history of a conversation in memory; `since` is a time before it was saved."""
-        self._histories.keep((self._access.owner, session_id), (history, since))
-
-    def last_seen(self, session_id: str) -> Sequence[ModelMessage]:
-        """The raw history of a conversation in memory; empty if there is none."""
-        known = self._histories.get((self._access.owner, session_id))
-        return known[0].messages if known is not None else ()
-
-    async def before(self, session_id: str, window: History, reader: Reader, *, named: bool) -> Sequence[ModelMessage]:
-        """Recorded messages of a conversation before the first message of a window that continues it.
-
-        If the conversation is not `named`, only the messages of the host's conversation store are searched.
-        """
-        if not self._access.keeps_content or not window.ids:
-            return ()
-        key = self._access.owner, session_id
-        history, since = (self._histories.get(key) if named else None) or (None, None)
-        start = None if history is None else _window_start(history, window)
-        if since is not None and start and await self._is_stale(since):
-            self._histories.take(key)
-            history = start = None
-        if start is None:
-            history = await self._stored(session_id, reader, seen=named and history is None)
-            start = None if history is None else _window_start(history, window)
-        return history.messages[: start or 0] if history is not None else ()
-
-    async def whole(self, session_id: str, reader: Reader) -> Sequence[ModelMessage]:
-        """All messages of a conversation in the host's store, of which the application loaded none (`limit=0`)."""
-        known = await self._stored(session_id, reader, seen=False) if self._access.keeps_content else None
-        return known.messages if known is not None else ()
-
-    async def _is_stale(self, since: Moment) -> bool:
-        """True if content has been deleted since then, or may have been."""
-        return since.age > FRESH_S or bool(await self._access.attempt_read(partial(self._has_removals, since)))
-
-    async def _has_removals(self, since: Moment) -> bool:
-        store = self._access.as_sql(self._access.store_for(since))
-        return await store.perform(rows.removed_since) if store is not None else True
-
-    async def _stored(self, session_id: str, reader: Reader, *, seen: bool) -> History | None:
-        """A conversation as the host's store has it; without one there and with `seen`, as the compiler last saw it."""
-        vault = self._access.arguments.place
-
-        async def bodies(store: Store) -> list[bytes] | None:
-            sql = self._access.as_sql(store)
-            stored = await sql.conversation(session_id) if sql is not None else None
-            return await _transcript(store, session_id, vault) if stored is None and seen else stored
-
-        async def load() -> History | None:
-            stored = await self._access.perform(bodies)
-            return reader.read(load_messages(stored)) if stored else None
-
-        return await self._access.attempt_read(load)
-
-
-def before_window(
-    history: History, earlier: Sequence[ModelMessage], window: Sequence[ModelMessage], reader: Reader
-) -> Sequence[ModelMessage]:
-    """Messages of a run before its window: `earlier`, unless the application has moved the window since."""
-    if not window or history.readings[len(earlier) : len(earlier) + 1] == (reader.one(window[0]),):
-        return earlier
-    start = _window_start(history, reader.read(window), overlap=1)
-    return earlier if start is None else history.messages[:start]
-
-
-async def _transcript(store: Store, session_id: str, place: str) -> list[bytes]:
-    """Message bodies of a conversation in a vault, or without one in its most recently used vault."""
-    return await (store.transcript(session_id, place) if place else store.transcript(session_id))
-
-
-def _window_start(history: History, window: History, overlap: int = OVERLAP) -> int | None:
-    """Position in a known history at which a window of it begins; None if it is not a window of this history.
-
-    A current window overlaps the end of the history and continues it. If no position does that, the first position with
-    a long enough overlap is taken: the window is then of an earlier state.
-    """
-    names, first = [reading.name for reading in history.readings], [reading.name for reading in window.readings]
-    if not names or names[0] == first[0]:
-        return 0 if names else None
-    position = None
-    for start in range(1, len(names)):
-        if names[start] != first[0]:
-            continue
-        shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(names[start:], first, strict=False))))
-        if shared == len(names) - start and shared >= min(overlap, len(first) - 1):
-            return start
-        if position is None and shared >= min(OVERLAP, len(first)):
-            position = start
-    return position
 
 
 async def _newest_request(store: Store, session_id: str) -> Record | None:

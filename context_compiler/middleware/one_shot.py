@@ -29,7 +29,7 @@ from context_compiler.layers.context import (
 from context_compiler.layers.session import LayerSource, load_state
 from context_compiler.messages.shapes import shortens_prompt
 from context_compiler.middleware.arguments import Arguments
-from context_compiler.middleware.middleware import record_of
+from context_compiler.middleware.recording import record_of
 from context_compiler.middleware.request import Request
 from context_compiler.middleware.respond import assemble_view
 from context_compiler.middleware.state import CompilerState, RequestContext, Result, Run, read_request

@@ -4,8 +4,8 @@ The estimate goes on the record, because the actual figures arrive only with the
 evicts anything, for views and for raw history alike.
 
 The host's instrumentation and the harness report a sudden loss of cached tokens as a fault, unless the request contains
-a new `CompactionPart`. `mark_move` adds one if a view changed its beginning on purpose, in a form that providers are
-not sent.
+a new `CompactionPart`. `LastRequests.mark_move` adds one if a view changed its beginning on purpose, in a form that
+providers are not sent.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import cast
 from pydantic_ai.messages import CompactionPart, ModelMessage, ModelResponse
 
 from context_compiler.cache import Memo
+from context_compiler.compiler.view import View
 from context_compiler.messages.bodies import load_messages
 from context_compiler.messages.history import Reader
 from context_compiler.messages.items import CONTROL_KINDS, LOADS
@@ -76,10 +77,12 @@ class LastRequests:
         if cached:
             self._cached.keep(request.conversation, True)
 
-    def moved(self, request: Request) -> str | None:
-        """Chain id of the last request whose beginning changed; None if there is none, or if nothing was cached."""
+    def mark_move(self, request: Request, view: View) -> list[ModelMessage]:
+        """The messages of a view, with a mark if their beginning has changed on purpose and something was cached."""
         last = self._last.get(request.conversation) if self._cached.get(request.conversation) else None
-        return None if last is None else last.moved
+        if last is None or last.moved is None or view.status.startswith("raw"):
+            return view.messages
+        return _marked(view.messages, last.moved)
 
     async def _recorded(self, request: Request) -> _Request | None:
         """The last request of a conversation on the record; only its last id if the view is too long to read."""
@@ -94,7 +97,7 @@ class LastRequests:
         return _Request(hash=last.request_hash, sent=sent, raw=_tip_only(last.raw_tip))
 
 
-def mark_move(messages: Sequence[ModelMessage], name: str) -> list[ModelMessage]:
+def _marked(messages: Sequence[ModelMessage], name: str) -> list[ModelMessage]:
     """Add a compaction part of our own to the first answer of a view.
 
     Providers are sent only their own compaction parts, so they do not see it. If the host keeps notes in the history,

@@ -11,11 +11,13 @@ from typing import Any
 
 from opentelemetry.metrics import get_meter_provider
 
-from context_compiler.errors import CompileError, ContextCompilerError
+from context_compiler.cache import Memo
+from context_compiler.errors import BudgetError, CompileError, ContextCompilerError, SettingsError
 from context_compiler.messages.printable import safe_line
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import BACKGROUND
 from context_compiler.middleware.metrics import count_error
+from context_compiler.middleware.request import Request
 from context_compiler.middleware.state import Result
 from context_compiler.middleware.store_access import limited
 from context_compiler.record.costs import compile_cost, request_cost
@@ -27,6 +29,9 @@ LOG = logging.getLogger("context_compiler")
 
 CAUSES = {"answer": "its answers are unusable", "call": "the call failed", "timeout": "it took too long"}
 """Causes of a `CompileError`, by its phase."""
+
+TOLD = 64
+"""Maximum number of conversations and prompts of which is known that they were reported."""
 
 ADVICE = "; the conversation goes on without it, `context-compiler views show ID` says why, model='none' asks no model"
 
@@ -50,6 +55,8 @@ class Reports:
     def __init__(self, arguments: Arguments) -> None:
         self._arguments = arguments
         self._reported: set[str] = set()
+        self._told: Memo[tuple[str | None, str], bool] = Memo(TOLD)
+        """Conversations whose rules find no room, and shortened prompts: what was reported is not reported again."""
 
     async def report(self, error: Exception) -> None:
         """Report an error, unless the current operation has reported one of the same text."""
@@ -67,6 +74,37 @@ class Reports:
         """Report an error that concerns the agent rather than a single run: once per `key`."""
         if key not in self._reported:
             self._reported.add(key)
+            await self.report(error)
+
+    async def report_unpriced(self, request: Request) -> None:
+        """Report, once per model, that a budget in money cannot be used because the model has no known price."""
+        arguments = self._arguments
+        if arguments.budget_unpriced(request.model, request.provider):
+            budget, _ = arguments.whole_budget(request)
+            unknown = f"budget={arguments.budget!r}: no price is known for {safe_line(request.model)}"
+            remedy = "give a budget in tokens, or Money(…, fallback=…)"
+            await self.report_once(request.model, SettingsError(f"{unknown}, so it is {budget:,} tokens; {remedy}"))
+
+    async def report_shortfalls(self, request: Request, result: Result) -> None:
+        """Report what found no room in a request: rules once per conversation, a prompt once, a whole view always."""
+        budget = result.view.budget
+        if result.lost:
+            count = len(result.lost)
+            lost = "1 rule finds" if count == 1 else f"{count} rules find"
+            where = f"a request of {safe_line(request.session_id)}"
+            text = f"{lost} no room in {where}: give fewer or shorter rules, or a larger budget"
+            await self._report_first(request.conversation, BudgetError(text))
+        if result.view.status == "floor_over_budget":
+            await self.report(BudgetError(f"even the smallest view is over the budget of {budget} tokens"))
+        elif (position := result.shortened_prompt) is not None:
+            size = result.raw.readings[position].tokens
+            text = f"a prompt of {size:,} tokens does not fit the budget of {budget:,} and lost its middle"
+            error = BudgetError(f"{text}: give a larger budget, or a shorter prompt")
+            await self._report_first((request.owner, result.raw.ids[position]), error)
+
+    async def _report_first(self, key: tuple[str | None, str], error: BudgetError) -> None:
+        if self._told.get(key) is None:
+            self._told.keep(key, True)
             await self.report(error)
 
     async def call_back(self, name: str, what: Any) -> None:

@@ -26,8 +26,8 @@ from context_compiler.compiler.view import Inserted, View, sections_of, token_br
 from context_compiler.layers.context import LayerBlock
 from context_compiler.messages.history import History, Reader, reader_of
 from context_compiler.messages.rules import Found, Rule, find_rules
-from context_compiler.messages.shapes import Shape
-from context_compiler.messages.turns import Outline, Pairing, outline, pair, turn_index
+from context_compiler.messages.shapes import WHOLE, Shape, shortens_prompt
+from context_compiler.messages.turns import Outline, Pairing, outline, pair, prompt_at, turn_index
 from context_compiler.middleware.arguments import SHIPPED, Arguments
 from context_compiler.middleware.request import Conversation, Host, Request, is_long
 from context_compiler.middleware.summary_calls import answer_room
@@ -100,6 +100,15 @@ class Result:
     """Rules that were added since the cycle began."""
     lost: tuple[Rule, ...] = ()
     """Rules for which the view has no room."""
+
+    @property
+    def shortened_prompt(self) -> int | None:
+        """Position of the newest prompt if the view shortens it."""
+        position = prompt_at(self.raw) if self.cycle else None
+        if self.cycle is None or position is None:
+            return None
+        shape = dict(self.cycle.kept).get(position, WHOLE)
+        return position if shortens_prompt(self.raw.readings[position], shape) else None
 
     @classmethod
     def unchanged(cls, request: Request, history: History, ratio: float, counter: TokenCounter) -> Result:

@@ -13,7 +13,7 @@ from pydantic_ai import Agent, BinaryContent, ImageUrl, RunContext, ToolReturn
 from pydantic_ai.messages import ModelMessage, UserContent
 
 from context_compiler import View
-from context_compiler.middleware import middleware
+from context_compiler.middleware import layer_blocks
 from tests.recall.test_blocks import ASK, SECRET, past, text_of, words
 from tests.support.agents import Talker, compiler, run
 from tests.support.builders import prose
@@ -144,7 +144,7 @@ async def test_a_failing_search_of_other_conversations_is_reported_and_fails_no_
     ours = compiler(budget=4_000, recall_across=0.2, owner="ann", store=tmp_path / "r.db", on_error=errors.append)
     agent = Agent(talker.model, capabilities=[ours])
     await run(agent, SECRET, conversation_id="desk")
-    monkeypatch.setattr(middleware, broken, fail)
+    monkeypatch.setattr(layer_blocks, broken, fail)
     await run(agent, ASK, conversation_id="travel")
     assert ASK in talker.last.text and list(map(str, errors)) == ["the search failed"]
 
