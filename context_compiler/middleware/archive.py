@@ -21,10 +21,11 @@ from context_compiler.errors import StoreError
 from context_compiler.messages.bodies import load_messages
 from context_compiler.messages.history import History
 from context_compiler.middleware.arguments import Arguments
+from context_compiler.middleware.behind import limited
 from context_compiler.middleware.earlier import RawHistories, transcript_bodies
 from context_compiler.middleware.others import other_mentions
 from context_compiler.middleware.request import Conversation, may_be_known
-from context_compiler.middleware.store_access import StoreAccess, limited
+from context_compiler.middleware.store_access import StoreAccess
 from context_compiler.recall.others import Mention
 from context_compiler.record.database import Moment
 from context_compiler.record.redaction import METADATA, REDACTED, Redactor, compile_without_content, without_content

@@ -212,8 +212,8 @@ _ALL: WeakSet[LateWrites] = WeakSet()
 
 
 def _forget_all() -> None:
-    for one in list(_ALL):
-        one.forget()
+    for writes in list(_ALL):
+        writes.forget()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

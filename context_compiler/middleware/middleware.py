@@ -22,6 +22,7 @@ from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
+from context_compiler.middleware.behind import limited
 from context_compiler.middleware.earlier import before_window
 from context_compiler.middleware.fallback import fallback, unreadable_parts
 from context_compiler.middleware.layer_blocks import LayerBlocks, without_layers
@@ -37,7 +38,6 @@ from context_compiler.middleware.rule_check import declared_rules
 from context_compiler.middleware.single_flight import Summaries, unless_by_hand
 from context_compiler.middleware.spending import SummaryCall
 from context_compiler.middleware.state import CompilerState, Result, Run, read_history
-from context_compiler.middleware.store_access import limited
 from context_compiler.record.values import check_owner
 from context_compiler.resilience import TimeLimit, attempt, try_await
 from context_compiler.settings import Settings

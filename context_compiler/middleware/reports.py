@@ -16,10 +16,10 @@ from context_compiler.errors import BudgetError, CompileError, ContextCompilerEr
 from context_compiler.messages.printable import safe_line
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import BACKGROUND
+from context_compiler.middleware.behind import limited
 from context_compiler.middleware.metrics import count_error
 from context_compiler.middleware.request import Request
 from context_compiler.middleware.state import Result
-from context_compiler.middleware.store_access import limited
 from context_compiler.record.costs import compile_cost, request_cost
 from context_compiler.record.values import Compile, Record
 from context_compiler.resilience import call_within, try_await

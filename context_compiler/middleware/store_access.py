@@ -9,17 +9,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable
-from contextlib import contextmanager
-from contextvars import ContextVar, copy_context
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from copy import copy
 from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Any, TypeVar, cast
 
 from context_compiler.errors import StoreError
 from context_compiler.middleware.arguments import Arguments
+from context_compiler.middleware.behind import WATCH_S, Behind
 from context_compiler.middleware.late import LateWrites, Write, is_permanent
 from context_compiler.record import rows
 from context_compiler.record.database import Moment
@@ -32,23 +30,6 @@ T = TypeVar("T")
 
 PACKAGE = f"{__name__.partition('.')[0]}."
 
-WATCH_S = 0.05
-"""Seconds between two looks at whether an event loop has stopped."""
-
-
-_LEFT: ContextVar[list[float] | None] = ContextVar("record_timeout", default=None)
-"""Seconds that the record may still take of the current request; None outside of requests, and without a limit."""
-
-
-@contextmanager
-def limited(seconds: float | None) -> Generator[None]:
-    """Limit the time that all operations within may take together; what comes later goes on behind the answer."""
-    token = _LEFT.set(None if seconds is None else [seconds])
-    try:
-        yield
-    finally:
-        _LEFT.reset(token)
-
 
 class StoreAccess:
     """The store of one compiler, for one owner."""
@@ -59,17 +40,15 @@ class StoreAccess:
         self.owner: str | None = arguments.static_owner
         """Owner of the record; None if the owner is unknown, in which case nothing is saved or found."""
         self._report = report
+        # All that follows is shared with the access of other owners.
         self._opened: list[Store] = []
-        """The store once it is open, else empty; shared with the access of other owners."""
+        """The store once it is open, else empty."""
         self._breaker = Breaker()
         self._failure = [""]
-        """Text of the last failure; shared with the access of other owners."""
-        self._running = set[asyncio.Task[Any]]()
-        """Operations that requests did not wait for; shared with the access of other owners."""
-        self._watches = list[Thread]()
-        """The thread that sees to those operations; shared with the access of other owners."""
+        """Text of the last failure."""
         self._removals = list[int]()
-        """Number of removals that the record last named; shared with the access of other owners."""
+        """Number of removals that the record last named."""
+        self._behind = Behind()
         self._late = LateWrites(report) if arguments.store is not None else None
         """None for a record in memory, whose writes cannot be delayed by a lock or a full disk."""
 
@@ -167,7 +146,7 @@ class StoreAccess:
         late = self._late
         if late is None:
             return await self.attempt(partial(work, None), writes=True)
-        if not self._breaker.open and not self.is_waiting:
+        if not self._breaker.open and not self._behind.is_busy:
             return await self.attempt(partial(self._write_in_order, late, session_id, work), writes=True)
         await self._delay(late, session_id, self.moment(), work)
         return None
@@ -233,11 +212,6 @@ class StoreAccess:
         if sql is not None:
             self._removals[:] = [await sql.perform(rows.removals)]
 
-    @property
-    def is_waiting(self) -> bool:
-        """True while an operation runs that a request did not wait for: others do not wait either."""
-        return any(not task.done() and task.get_loop().is_running() for task in tuple(self._running))
-
     async def catch_up(self) -> None:
         """Execute the delayed writes, or report why they must wait."""
         late = self._late
@@ -257,54 +231,22 @@ class StoreAccess:
         return await self._in_time(partial(self._settle, work, writes))
 
     async def _in_time(self, work: Callable[[], Coroutine[Any, Any, T | None]]) -> T | None:
-        """Result of work in the seconds left of a request.
-
-        None if it takes longer, and goes on behind the answer, or if anything else still does.
-        """
-        left = _LEFT.get()
-        if left is None or not self.is_shared:
+        """Result of work in the time left of a request; None if it takes longer, or if other work still does."""
+        if not self.is_shared:
             return await work()
-        if self.is_waiting:
-            return None
-        began, task = time.monotonic(), asyncio.get_running_loop().create_task(work())
-        try:
-            await asyncio.wait({task}, timeout=left[0])
-        finally:
-            left[0] = max(0.0, left[0] - (time.monotonic() - began))
-            if not task.done():
-                self._running.add(task)
-                task.add_done_callback(self._end)
-        if task.done():
-            return task.result()
-        self._keep_watch()
+        return await self._behind.await_in_time(work, self._report_late, self._make_delayed_writes)
+
+    async def _report_late(self) -> None:
+        """Report that the record takes longer than a request may wait for it."""
+        if self._is_own:  # other stores belong to an event loop
+            self._behind.watch(self.catch_up)
         limit = f"the record did not answer within {self.arguments.record_timeout:g} s (record_timeout)"
         await self._report(StoreError(f"{limit}; what a request could not wait for is done behind its answer"))
-        return None
 
-    def _keep_watch(self) -> None:
-        """See to it, from a thread, that the record takes what this event loop leaves behind if it stops.
-
-        The process does not end before that. Other stores than those of this package belong to an event loop.
-        """
-        if self._is_own and not any(watch.is_alive() for watch in self._watches):
-            self._watches[:] = [Thread(target=copy_context().run, args=(self._watch,), name="context-compiler-late")]
-            self._watches[0].start()
-
-    def _watch(self) -> None:
-        while self.is_waiting:
-            time.sleep(WATCH_S)
-        self._running.difference_update([task for task in tuple(self._running) if task.get_loop().is_closed()])
-        asyncio.run(self.catch_up())
-
-    def _end(self, task: asyncio.Task[Any]) -> None:
-        """Forget an operation that has ended, and execute the writes that were delayed meanwhile."""
-        self._running.discard(task)
-        loop = task.get_loop()
-        if not task.cancelled() and task.exception() is None and not self._breaker.failures and not loop.is_closed():
-            if self._late is not None and self._late.waiting:
-                behind = loop.create_task(self.catch_up())
-                self._running.add(behind)
-                behind.add_done_callback(self._running.discard)
+    def _make_delayed_writes(self) -> None:
+        """Make the writes that were delayed while another operation ran, once it has ended well."""
+        if self._late is not None and self._late.waiting and not self._breaker.failures:
+            self._behind.start(self.catch_up())
 
     async def _settle(self, work: Callable[[], Awaitable[T]], writes: bool) -> T | None:
         """Result of a store operation; None if it failed, which counts and is reported."""
@@ -361,9 +303,7 @@ class StoreAccess:
 
         If another thread gets no further for `timeout` seconds, it is not waited for.
         """
-        loop = asyncio.get_running_loop()
-        while running := [task for task in self._running if task.get_loop() is loop]:
-            await asyncio.wait(running)
+        await self._behind.finish()
         waiting, since = len(self._late or ()), time.monotonic()
         while self._is_used_elsewhere and time.monotonic() - since < self.arguments.timeout:
             await asyncio.sleep(WATCH_S)
@@ -374,7 +314,7 @@ class StoreAccess:
     def _is_used_elsewhere(self) -> bool:
         """True while another thread makes delayed writes, or is about to."""
         executing = self._late is not None and self._late.is_executing
-        return executing or any(watch.is_alive() for watch in tuple(self._watches))
+        return executing or self._behind.is_watching
 
     async def close(self) -> None:
         """Close the store if it was opened here; the next use opens it again."""
