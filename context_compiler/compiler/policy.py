@@ -75,13 +75,13 @@ class Limits:
     """Fraction of the budget in use; below 1 after a provider refused a request as too long."""
     max_notes: int
     """Maximum size of note and quotes of a live view together; 0 for whatever is free below the low threshold."""
-    block_reserve: int = 0
+    block_reserve: int
     """Tokens reserved for the recall block of the prompt, in addition to the view."""
-    extra_cut: int = 0
+    extra_cut: int
     """Tokens to cut below the low threshold to make room for that block."""
-    rules: int = 0
+    rules: int
     """Part of `fixed` that is reserved for the rules of the conversation."""
-    framing: int = 0
+    framing: int
     """Tokens that the host adds to the messages when it renders them."""
 
     @property
@@ -250,7 +250,18 @@ def limits(
     high = min(high, budget)
     low = min(max(low, newest), high) if room else fixed
     return Limits(
-        budget=budget, whole=whole, fixed=fixed, high=high, low=low, ratio=ratio, tight=tight, max_notes=notes
+        budget=budget,
+        whole=whole,
+        fixed=fixed,
+        high=high,
+        low=low,
+        ratio=ratio,
+        tight=tight,
+        max_notes=notes,
+        block_reserve=0,
+        extra_cut=0,
+        rules=0,
+        framing=0,
     )
 
 

@@ -161,9 +161,12 @@ def passages(
     return tuple(pieces)
 
 
-_known: Memo[tuple[int, str, int, str], tuple[TokenCounter, tuple[Passage, ...]]] = Memo(
-    ROOM, lambda kept: getsizeof(kept[1]) + sum(len(passage.text) for passage in kept[1])
-)
+def _weigh(kept: tuple[TokenCounter, tuple[Passage, ...]]) -> int:
+    _, passages = kept
+    return getsizeof(passages) + sum(len(passage.text) for passage in passages)
+
+
+_known: Memo[tuple[int, str, int, str], tuple[TokenCounter, tuple[Passage, ...]]] = Memo(ROOM, _weigh)
 """Passages of messages without tool exchanges, by counter, chain id, turn and day."""
 
 
