@@ -21,11 +21,10 @@ from context_compiler.errors import StoreError
 from context_compiler.messages.bodies import load_messages
 from context_compiler.messages.history import History
 from context_compiler.middleware.arguments import Arguments
-from context_compiler.middleware.behind import limited
 from context_compiler.middleware.earlier import RawHistories, transcript_bodies
 from context_compiler.middleware.others import other_mentions
 from context_compiler.middleware.request import Conversation, may_be_known
-from context_compiler.middleware.store_access import StoreAccess
+from context_compiler.middleware.store_access import StoreAccess, limited
 from context_compiler.recall.others import Mention
 from context_compiler.record.database import Moment
 from context_compiler.record.redaction import METADATA, REDACTED, Redactor, compile_without_content, without_content
@@ -68,7 +67,7 @@ class Archive:
         self._actions: Memo[Conversation, tuple[Action, ...]] = Memo(CYCLES)
         self._newest: Memo[Conversation, tuple[Record, ...]] = Memo(LAST_REQUESTS)
         """The newest request of each conversation, read with the start of its first run; empty if it has none."""
-        self.histories = RawHistories(self.access)
+        self.earlier = RawHistories(self.access)
 
     def scoped(self, owner: str | None) -> Archive:
         """The archive of another owner with the same caches; for None, an archive that saves and finds nothing."""
@@ -76,7 +75,7 @@ class Archive:
             return self
         other = copy(self)
         other.access = access = self.access.scoped(owner)
-        other.histories = self.histories.scoped(access)
+        other.earlier = self.earlier.scoped(access)
         return other
 
     @property
@@ -185,7 +184,7 @@ class Archive:
         Raises:
             StoreError: The record cannot be read.
         """
-        return await self.transcript(session_id) if self.keeps_content else list(self.histories.last_seen(session_id))
+        return await self.transcript(session_id) if self.keeps_content else list(self.earlier.last_seen(session_id))
 
     async def transcript(self, session_id: str) -> list[ModelMessage]:
         """The raw history of a conversation, as last seen."""

@@ -162,7 +162,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
     @property
     def last_view(self) -> View | None:
         """The last view that any run has sent."""
-        return self._middleware.recorder.last_view
+        return self._middleware.recording.last_view
 
     def recorder(self) -> ContextCompiler:
         """A copy of this compiler that only records requests: they are sent unchanged, however long they are.
@@ -411,7 +411,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             return outgoing
         if not view.status.startswith(("raw", "mended")):
             _mark_span_compacted()
-        return replace(outgoing, messages=self._middleware.recorder.last_requests.mark_move(request, view))
+        return replace(outgoing, messages=self._middleware.recording.last_requests.mark_move(request, view))
 
     if RetryModelRequest is not None:
 

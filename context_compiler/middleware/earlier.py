@@ -1,4 +1,4 @@
-"""Earlier messages of a conversation: an application may give only a window of it, whose beginning is on the record."""
+"""Earlier messages: an application may give only a window of a conversation whose beginning is on the record."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RawHistories:
         history, _ = self._histories.get((self._access.owner, session_id)) or (None, None)
         return history.messages if history is not None else ()
 
-    async def join(self, run: Run, request: Request, reader: Reader) -> Request:
+    async def prepend(self, run: Run, request: Request, reader: Reader) -> Request:
         """Prepend the recorded messages before a window, if the application gives only a window of a conversation.
 
         This works for conversations that the application names, whose id the messages carry, or that are in the host's
@@ -129,7 +129,7 @@ class RawHistories:
 
 
 def before_window(run: Run, window: Sequence[ModelMessage], reader: Reader) -> Sequence[ModelMessage]:
-    """Messages of a run that has begun before its window: as so far, unless the application has moved the window."""
+    """Messages that precede the window of a run in progress: the known ones, unless the application has moved it."""
     history, earlier = run.raw, run.earlier or ()
     if history is None or not window:
         return earlier

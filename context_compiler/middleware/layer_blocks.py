@@ -28,7 +28,7 @@ from context_compiler.resilience import Report, attempt, try_await
 
 
 class LayerBlocks:
-    """Chooses the block of each run of one compiler."""
+    """Attaches the block of each run to the requests of one compiler."""
 
     def __init__(self, state: CompilerState, archive: Archive, report: Report) -> None:
         self._arguments, self._counter, self._reader = state.arguments, state.counter, state.reader
@@ -62,7 +62,7 @@ class LayerBlocks:
         return request if request.layers is run.layers else replace(request, layers=run.layers)
 
     def _room(self, run: Run, request: Request) -> int:
-        """Tokens of the budget that are left beside the fixed part of a request."""
+        """Tokens of the budget that are left after the fixed part of a request."""
         budget, _ = self._arguments.whole_budget(request)
         return int(budget / run.ratios.of(request.family)) - request.overhead
 
@@ -73,8 +73,8 @@ class LayerBlocks:
             if request.owner or (callable(self._arguments.owner) and isinstance(layers.store, Tenants)):
                 layers = layers.scoped(request.owner)
         state = await load_state(layers, request.session_id, timeout=self._arguments.timeout)
-        template = node_template(role, self._arguments.templates(request.owner))
         room = layers_room(self._room(run, request), self._reader.one(request.messages[-1]).tokens)
+        template = node_template(role, self._arguments.templates(request.owner))
         return layer_block(role, state, template, room=room, counter=self._counter)
 
     def _question(self, run: Run, request: Request) -> str:
@@ -103,18 +103,20 @@ class LayerBlocks:
         ]
         return with_others(block, text, quotes, self._counter) if text else block
 
+    @staticmethod
+    def drop(run: Run, request: Request, result: Result) -> Request | None:
+        """Drop the layers of a run if the prompt or the smallest possible request needs their room; None if they stay.
 
-def without_layers(run: Run, request: Request, result: Result) -> Request | None:
-    """The request without its layers, if the prompt or the smallest possible request needs their room; else None.
-
-    Files of the prompt that are larger than the whole room are left out in any case.
-    """
-    position = result.shortened_prompt
-    crowded = result.view.status == "floor_over_budget"
-    if position is not None:
-        media = sum(item.media for item in result.raw.readings[position].items)
-        crowded = media <= result.limit - request.overhead
-    if not request.layers.text or not crowded:
-        return None
-    run.layers = drop_block(request.layers, "the prompt or the smallest possible request needs their room")
-    return replace(request, layers=run.layers)
+        Files of the prompt that are larger than the whole room are left out in any case, so they need no room.
+        """
+        if not request.layers.text:
+            return None
+        position = result.shortened_prompt
+        crowded = result.view.status == "floor_over_budget"
+        if position is not None:
+            media = sum(item.media for item in result.raw.readings[position].items)
+            crowded = media <= result.limit - request.overhead
+        if not crowded:
+            return None
+        run.layers = drop_block(request.layers, "the prompt or the smallest possible request needs their room")
+        return replace(request, layers=run.layers)

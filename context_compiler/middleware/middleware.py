@@ -1,6 +1,7 @@
 """`Middleware`, the layer between host and compiler: turns one request into the messages to send, and never fails it.
 
-The order of steps is fixed: the view or its fallback, the record, the callbacks, the messages.
+The order of steps is fixed: the messages before a window, the layers, the view or its fallback, the record, the
+callbacks.
 """
 
 from __future__ import annotations
@@ -22,15 +23,14 @@ from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
-from context_compiler.middleware.behind import limited
 from context_compiler.middleware.earlier import before_window
 from context_compiler.middleware.fallback import fallback, unreadable_parts
-from context_compiler.middleware.layer_blocks import LayerBlocks, without_layers
+from context_compiler.middleware.layer_blocks import LayerBlocks
 from context_compiler.middleware.manual import Manual
 from context_compiler.middleware.next_request import Profile
 from context_compiler.middleware.off_loop import off_loop
 from context_compiler.middleware.provider_counts import ProviderCounts
-from context_compiler.middleware.recording import Recorder
+from context_compiler.middleware.recording import Recording
 from context_compiler.middleware.reports import Reports, operation
 from context_compiler.middleware.request import Conversation, Host, Request, is_durable, is_long, session_of
 from context_compiler.middleware.respond import advance_again, respond
@@ -38,6 +38,7 @@ from context_compiler.middleware.rule_check import declared_rules
 from context_compiler.middleware.single_flight import Summaries, unless_by_hand
 from context_compiler.middleware.spending import SummaryCall
 from context_compiler.middleware.state import CompilerState, Result, Run, read_history
+from context_compiler.middleware.store_access import limited
 from context_compiler.record.values import check_owner
 from context_compiler.resilience import TimeLimit, attempt, try_await
 from context_compiler.settings import Settings
@@ -65,8 +66,10 @@ class Middleware:
         self.report, self.report_once = self._reports.report, self._reports.report_once
         self.archive = Archive(arguments, self.report)
         """Archive of the owner that is known without a run; `scoped` gives those of other owners."""
-        self.recorder = Recorder(self.state, self.archive, self._reports)
-        self._layer_blocks = LayerBlocks(self.state, self.archive, self.report)
+        self.recording = Recording(self.state, self.archive, self._reports)
+        self._layer_blocks: LayerBlocks | None = None
+        if arguments.layers is not None or arguments.recall_across:
+            self._layer_blocks = LayerBlocks(self.state, self.archive, self.report)
         self._summaries = Summaries(arguments, self.state.counter, self.report)
         self.ratios = Ratios()
         self._counts: ProviderCounts | None = None
@@ -111,11 +114,12 @@ class Middleware:
             run.limit = TimeLimit(self.arguments.timeout)
             await self._prepare()
             await self._reports.report_unpriced(request)
-            request = await self.archive.scoped(request.owner).histories.join(run, request, self.state.reader)
-            request = await self._layer_blocks.attach(run, request)
+            request = await self.archive.scoped(request.owner).earlier.prepend(run, request, self.state.reader)
+            if self._layer_blocks is not None:
+                request = await self._layer_blocks.attach(run, request)
             request, result = await self._view_or_fallback(run, request, host)
             await self._reports.report_shortfalls(request, result)
-            return await self.recorder.deliver(run, request, result, started)
+            return await self.recording.deliver(run, request, result, started)
 
     async def declared_rules(self, run: Run, ctx: RunContext[Any]) -> tuple[str, ...]:
         """Rules that the application declares for a request; the error of a function that fails is reported."""
@@ -138,7 +142,7 @@ class Middleware:
         history = await read_history(self.state.reader, run, request.messages)
         result = Result.unchanged(request, history, self.ratios.of(request.family), self.state.counter)
         self._settle(run, request, result)
-        await self.recorder.deliver(run, request, result, started)
+        await self.recording.deliver(run, request, result, started)
 
     async def _view_or_fallback(self, run: Run, request: Request, host: Host) -> tuple[Request, Result]:
         """Make the view of a request or its fallback; return it with the request that it answers.
@@ -155,7 +159,8 @@ class Middleware:
             self._settle(run, request, result)
             if result.fault is not None:
                 await self.report(result.fault)
-            if (bare := without_layers(run, request, result)) is not None:
+            bare = self._layer_blocks.drop(run, request, result) if self._layer_blocks else None
+            if bare is not None:
                 request = bare
                 less = partial(advance_again, self.state, run, request, result=result)
                 again = (await try_await(self._off_loop(run, request, host, less))).value
@@ -215,7 +220,7 @@ class Middleware:
         return await self._summaries.launch(await self.summary_call(ctx, request.key, request.prompts, request.cap))
 
     async def summary_call(self, ctx: RunContext[Any], key: str, prompts: Sequence[str], cap: int = 0) -> SummaryCall:
-        """A summary that a run needs, for its conversation, by the compiler's own model, else by that of the run."""
+        """A summary that a run needs, written by the compiler's own model if it has one, else by that of the run."""
         archive, own = self.archive.scoped(await self.owner_of(ctx)), self.arguments.model
         writer, session = cast(Model, ctx.model) if own is None else own, session_of(ctx)
         return SummaryCall(key=key, prompts=prompts, cap=cap, writer=writer, archive=archive, session=session)
@@ -224,7 +229,7 @@ class Middleware:
         """Cancel the background work of this event loop, and close the store."""
         await self.state.pending.end()
         await self._summaries.wait_until_withdrawn()
-        await self.recorder.record_unused()
+        await self.recording.record_unused()
         await self.archive.settle()
         await self.archive.access.close()
 
@@ -236,7 +241,7 @@ class Middleware:
 
     def learn(self, run: Run, request: Request | None, response: ModelResponse) -> None:
         """Count a reported usage, and learn from it if it belongs to one of our requests."""
-        self.recorder.report_usage(request, response)
+        self.recording.count_usage(request, response)
         if request is None:
             return
         run.retried = False
@@ -248,12 +253,12 @@ class Middleware:
         """Archive the raw history of a run including its last answer."""
         whole = [*before_window(run, messages, self.state.reader), *messages]
         history = (await try_await(read_history(self.state.reader, run, whole))).value
-        await self.recorder.record_unused()
+        await self.recording.record_unused()
         if history is not None and messages:
             since = (archive := self.archive.scoped(await self.owner_of(ctx))).access.moment()
             with operation(), limited(self.arguments.record_timeout):
                 await archive.save_raw(session_of(ctx), history)
-            archive.histories.remember(session_of(ctx), history, since)
+            archive.earlier.remember(session_of(ctx), history, since)
 
     async def transcript(self, session: str, owner: str | None) -> list[ModelMessage]:
         """The raw history of a conversation; StoreError if it cannot be read."""

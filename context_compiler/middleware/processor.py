@@ -106,7 +106,7 @@ class CompilingHistoryProcessor:
     @property
     def last_view(self) -> View | None:
         """The last view that was returned."""
-        return self._middleware.recorder.last_view
+        return self._middleware.recording.last_view
 
     async def views(self, session: str | None = None, *, owner: str | None = None) -> list[Record]:
         """Recorded views, newest first, of one conversation or of all conversations of an owner."""

@@ -79,10 +79,10 @@ class LastRequests:
 
     def mark_move(self, request: Request, view: View) -> list[ModelMessage]:
         """The messages of a view, with a mark if their beginning has changed on purpose and something was cached."""
-        last = self._last.get(request.conversation) if self._cached.get(request.conversation) else None
-        if last is None or last.moved is None or view.status.startswith("raw"):
+        if view.status.startswith("raw") or not self._cached.get(request.conversation):
             return view.messages
-        return _marked(view.messages, last.moved)
+        last = self._last.get(request.conversation)
+        return view.messages if last is None or last.moved is None else _marked(view.messages, last.moved)
 
     async def _recorded(self, request: Request) -> _Request | None:
         """The last request of a conversation on the record; only its last id if the view is too long to read."""

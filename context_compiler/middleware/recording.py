@@ -21,8 +21,8 @@ from context_compiler.record.values import PRICE, SETTINGS, Entry, Record, now, 
 from context_compiler.resilience import try_await
 
 
-class Recorder:
-    """Records the requests of one compiler."""
+class Recording:
+    """Records the requests of one compiler, and passes them on."""
 
     def __init__(self, state: CompilerState, archive: Archive, reports: Reports) -> None:
         self.last_view: View | None = None
@@ -62,7 +62,7 @@ class Recorder:
             self._warned_of_turns = warn_of_fewer_turns(self._state.arguments, result)
         return replace(result.view, record=record)
 
-    def report_usage(self, request: Request | None, response: ModelResponse) -> None:
+    def count_usage(self, request: Request | None, response: ModelResponse) -> None:
         """Count the usage that a provider reported, and remember whether its cache was used for one of our requests."""
         usage = response.usage
         if has_metrics():

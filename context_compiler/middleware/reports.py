@@ -16,10 +16,10 @@ from context_compiler.errors import BudgetError, CompileError, ContextCompilerEr
 from context_compiler.messages.printable import safe_line
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import BACKGROUND
-from context_compiler.middleware.behind import limited
 from context_compiler.middleware.metrics import count_error
 from context_compiler.middleware.request import Request
 from context_compiler.middleware.state import Result
+from context_compiler.middleware.store_access import limited
 from context_compiler.record.costs import compile_cost, request_cost
 from context_compiler.record.values import Compile, Record
 from context_compiler.resilience import call_within, try_await
@@ -31,7 +31,7 @@ CAUSES = {"answer": "its answers are unusable", "call": "the call failed", "time
 """Causes of a `CompileError`, by its phase."""
 
 TOLD = 64
-"""Maximum number of conversations and prompts of which is known that they were reported."""
+"""Maximum number of conversations and prompts that are remembered as reported."""
 
 ADVICE = "; the conversation goes on without it, `context-compiler views show ID` says why, model='none' asks no model"
 
@@ -93,16 +93,16 @@ class Reports:
             lost = "1 rule finds" if count == 1 else f"{count} rules find"
             where = f"a request of {safe_line(request.session_id)}"
             text = f"{lost} no room in {where}: give fewer or shorter rules, or a larger budget"
-            await self._report_first(request.conversation, BudgetError(text))
+            await self._report_new(request.conversation, BudgetError(text))
         if result.view.status == "floor_over_budget":
             await self.report(BudgetError(f"even the smallest view is over the budget of {budget} tokens"))
         elif (position := result.shortened_prompt) is not None:
             size = result.raw.readings[position].tokens
             text = f"a prompt of {size:,} tokens does not fit the budget of {budget:,} and lost its middle"
             error = BudgetError(f"{text}: give a larger budget, or a shorter prompt")
-            await self._report_first((request.owner, result.raw.ids[position]), error)
+            await self._report_new((request.owner, result.raw.ids[position]), error)
 
-    async def _report_first(self, key: tuple[str | None, str], error: BudgetError) -> None:
+    async def _report_new(self, key: tuple[str | None, str], error: BudgetError) -> None:
         if self._told.get(key) is None:
             self._told.keep(key, True)
             await self.report(error)
@@ -184,8 +184,10 @@ def _cost_text(record: Record, made: Compile | None) -> str:
 def warn_of_fewer_turns(arguments: Arguments, result: Result) -> bool:
     """Warn if fewer turns are kept than the caller asked for, and suggest a remedy; True if a warning was logged."""
     wanted = arguments.recent_turns
+    if not isinstance(wanted, int):
+        return False
     kept, turns = (sum(reading.has_prompt for reading in history.readings) - 1 for history in (result.sent, result.raw))
-    if not isinstance(wanted, int) or kept >= min(wanted, turns):
+    if kept >= min(wanted, turns):
         return False
     LOG.warning(
         "context_compiler: recent_turns=%d: %d kept in full or in part, because more would take over half of the room "

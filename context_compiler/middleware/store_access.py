@@ -1,7 +1,8 @@
 """Access to the store of one compiler, which is opened on first use and never stops a request.
 
-A failure is reported (`reports`), and after three failures (`Breaker`) the store is not used for a while. A write that
-failed because of a locked file or a full disk is repeated before the next write (`late`).
+What takes longer than a request may wait continues after the answer (`Overdue`). A failure is reported (`reports`), and
+after three failures (`Breaker`) the store is not used for a while. A write that failed because of a locked file or a
+full disk is repeated before the next write (`late`).
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
 from copy import copy
 from functools import partial
 from pathlib import Path
+from threading import Lock, Thread
 from typing import Any, TypeVar, cast
 
 from context_compiler.errors import StoreError
 from context_compiler.middleware.arguments import Arguments
-from context_compiler.middleware.behind import WATCH_S, Behind
 from context_compiler.middleware.late import LateWrites, Write, is_permanent
 from context_compiler.record import rows
 from context_compiler.record.database import Moment
@@ -29,6 +32,107 @@ from context_compiler.resilience import Breaker, Report, attempt, await_within, 
 T = TypeVar("T")
 
 PACKAGE = f"{__name__.partition('.')[0]}."
+
+
+WATCH_S = 0.05
+"""Seconds between two looks at whether an event loop has stopped."""
+
+_LEFT: ContextVar[list[float] | None] = ContextVar("record_timeout", default=None)
+"""Seconds that the record may still take of the current request; None outside of requests, and without a limit."""
+
+
+@contextmanager
+def limited(seconds: float | None) -> Generator[None]:
+    """Limit the time that all operations within may take together; what takes longer continues after the answer."""
+    token = _LEFT.set(None if seconds is None else [seconds])
+    try:
+        yield
+    finally:
+        _LEFT.reset(token)
+
+
+class Overdue:
+    """Operations on the record that continue after the answer, because a request may wait for the record only so long.
+
+    The event loop of an operation may stop before it ends, as that of `run_sync` does once the answer is there. A
+    thread then makes the writes that are left, and the process does not end before that.
+    """
+
+    def __init__(self) -> None:
+        self._running = set[asyncio.Task[Any]]()
+        self._watch: Thread | None = None
+        self._starting = Lock()
+
+    @property
+    def is_busy(self) -> bool:
+        """True while an operation runs that a request did not wait for: others do not wait either."""
+        return any(not task.done() and task.get_loop().is_running() for task in tuple(self._running))
+
+    @property
+    def is_watching(self) -> bool:
+        """True while the thread waits for operations, or makes the writes that they left."""
+        return self._watch is not None and self._watch.is_alive()
+
+    async def await_in_time(
+        self,
+        work: Callable[[], Coroutine[Any, Any, T | None]],
+        on_late: Callable[[], Awaitable[None]],
+        on_end: Callable[[], None],
+    ) -> T | None:
+        """Result of work in the seconds left of the current request.
+
+        None if earlier work is still running, or if this takes longer: it then continues, and `on_late` is awaited.
+        `on_end` is called once it ends, unless it was cancelled or raised an error. Work also continues if the request
+        is cancelled.
+        """
+        left = _LEFT.get()
+        if left is None:
+            return await work()
+        if self.is_busy:
+            return None
+        began, task = time.monotonic(), asyncio.get_running_loop().create_task(work())
+        try:
+            await asyncio.wait({task}, timeout=left[0])
+        finally:
+            left[0] = max(0.0, left[0] - (time.monotonic() - began))
+            if not task.done():
+                self._running.add(task)
+                task.add_done_callback(lambda ended: self._end(ended, on_end))
+        if task.done():
+            return task.result()
+        await on_late()
+        return None
+
+    def _end(self, task: asyncio.Task[Any], on_end: Callable[[], None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and task.exception() is None and not task.get_loop().is_closed():
+            on_end()
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start work on this event loop that nobody waits for."""
+        task = asyncio.get_running_loop().create_task(work())
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def watch(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Have a thread do `work` once nothing runs any more, even if this event loop stops."""
+        with self._starting:
+            if not self.is_watching:
+                run = copy_context().run
+                self._watch = Thread(target=run, args=(self._wait, work), name="context-compiler-late")
+                self._watch.start()
+
+    def _wait(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        while self.is_busy:
+            time.sleep(WATCH_S)
+        self._running.difference_update([task for task in tuple(self._running) if task.get_loop().is_closed()])
+        asyncio.run(work())
+
+    async def finish(self) -> None:
+        """Wait for the operations of this event loop."""
+        loop = asyncio.get_running_loop()
+        while running := [task for task in tuple(self._running) if task.get_loop() is loop]:
+            await asyncio.wait(running)
 
 
 class StoreAccess:
@@ -48,7 +152,7 @@ class StoreAccess:
         """Text of the last failure."""
         self._removals = list[int]()
         """Number of removals that the record last named."""
-        self._behind = Behind()
+        self._overdue = Overdue()
         self._late = LateWrites(report) if arguments.store is not None else None
         """None for a record in memory, whose writes cannot be delayed by a lock or a full disk."""
 
@@ -146,7 +250,7 @@ class StoreAccess:
         late = self._late
         if late is None:
             return await self.attempt(partial(work, None), writes=True)
-        if not self._breaker.open and not self._behind.is_busy:
+        if not self._breaker.open and not self._overdue.is_busy:
             return await self.attempt(partial(self._write_in_order, late, session_id, work), writes=True)
         await self._delay(late, session_id, self.moment(), work)
         return None
@@ -231,22 +335,22 @@ class StoreAccess:
         return await self._in_time(partial(self._settle, work, writes))
 
     async def _in_time(self, work: Callable[[], Coroutine[Any, Any, T | None]]) -> T | None:
-        """Result of work in the time left of a request; None if it takes longer, or if other work still does."""
+        """Result of work in the time left of a request; None if it takes longer, or if earlier work is overdue."""
         if not self.is_shared:
             return await work()
-        return await self._behind.await_in_time(work, self._report_late, self._make_delayed_writes)
+        return await self._overdue.await_in_time(work, self._on_late, self._make_delayed_writes)
 
-    async def _report_late(self) -> None:
-        """Report that the record takes longer than a request may wait for it."""
+    async def _on_late(self) -> None:
+        """Have a thread watch what continues, and report that the record takes longer than a request may wait."""
         if self._is_own:  # other stores belong to an event loop
-            self._behind.watch(self.catch_up)
+            self._overdue.watch(self.catch_up)
         limit = f"the record did not answer within {self.arguments.record_timeout:g} s (record_timeout)"
         await self._report(StoreError(f"{limit}; what a request could not wait for is done behind its answer"))
 
     def _make_delayed_writes(self) -> None:
         """Make the writes that were delayed while another operation ran, once it has ended well."""
         if self._late is not None and self._late.waiting and not self._breaker.failures:
-            self._behind.start(self.catch_up())
+            self._overdue.start(self.catch_up)
 
     async def _settle(self, work: Callable[[], Awaitable[T]], writes: bool) -> T | None:
         """Result of a store operation; None if it failed, which counts and is reported."""
@@ -303,7 +407,7 @@ class StoreAccess:
 
         If another thread gets no further for `timeout` seconds, it is not waited for.
         """
-        await self._behind.finish()
+        await self._overdue.finish()
         waiting, since = len(self._late or ()), time.monotonic()
         while self._is_used_elsewhere and time.monotonic() - since < self.arguments.timeout:
             await asyncio.sleep(WATCH_S)
@@ -314,7 +418,7 @@ class StoreAccess:
     def _is_used_elsewhere(self) -> bool:
         """True while another thread makes delayed writes, or is about to."""
         executing = self._late is not None and self._late.is_executing
-        return executing or self._behind.is_watching
+        return executing or self._overdue.is_watching
 
     async def close(self) -> None:
         """Close the store if it was opened here; the next use opens it again."""

@@ -162,8 +162,8 @@ def passages(
 
 
 def _weigh(kept: tuple[TokenCounter, tuple[Passage, ...]]) -> int:
-    _, passages = kept
-    return getsizeof(passages) + sum(len(passage.text) for passage in passages)
+    _, pieces = kept
+    return getsizeof(pieces) + sum(len(passage.text) for passage in pieces)
 
 
 _known: Memo[tuple[int, str, int, str], tuple[TokenCounter, tuple[Passage, ...]]] = Memo(ROOM, _weigh)

@@ -20,7 +20,7 @@ import pytest
 from context_compiler import Record, SQLiteStore
 from context_compiler.errors import StoreError
 from context_compiler.messages.bodies import load_messages
-from context_compiler.middleware import archive, late
+from context_compiler.middleware import earlier, late
 from context_compiler.record import rows
 from context_compiler.record.database import Moment
 from context_compiler.record.schema import APPLICATION_ID
@@ -319,7 +319,7 @@ async def test_a_window_is_not_joined_with_pruned_messages_days_later(
         db.execute("UPDATE views SET created_at = '2001'")
     db.close()
     assert await store.prune(older_than_days=30) == 2
-    monkeypatch.setattr(archive, "FRESH_S", -1.0)
+    monkeypatch.setattr(earlier, "FRESH_S", -1.0)
     faulty.history = faulty.history[-2:]
     await faulty.ask("and now?", conversation_id="talk")
     assert "pelican" not in faulty.talker.last.text and len(await store.transcript("talk")) == 4
