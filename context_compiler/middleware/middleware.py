@@ -211,18 +211,23 @@ class Middleware:
 
     async def compile(self, call: SummaryCall) -> SummaryResponse:
         """Make one summary; a failure is returned as data. It is refused while the conversation is compiled by hand."""
-        return await unless_by_hand(call, self._summaries.answer)
+        return await unless_by_hand(self._with_own_model(call), self._summaries.answer)
 
     async def launch(self, ctx: RunContext[Any], request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
         """Start a summary as a task of this loop; None in a durable workflow, where a replay could not find it."""
         if is_durable(ctx):
             return None
-        return await self._summaries.launch(await self.summary_call(ctx, request.key, request.prompts, request.cap))
+        call = await self.summary_call(ctx, request.key, request.prompts, request.cap)
+        return await self._summaries.launch(self._with_own_model(call))
+
+    def _with_own_model(self, call: SummaryCall) -> SummaryCall:
+        """The call with the compiler's own model, if it has one, instead of the run's."""
+        return call if self.arguments.model is None else replace(call, writer=self.arguments.model)
 
     async def summary_call(self, ctx: RunContext[Any], key: str, prompts: Sequence[str], cap: int = 0) -> SummaryCall:
-        """A summary that a run needs, written by the compiler's own model if it has one, else by that of the run."""
-        archive, own = self.archive.scoped(await self.owner_of(ctx)), self.arguments.model
-        writer, session = cast(Model, ctx.model) if own is None else own, session_of(ctx)
+        """A summary that a run needs, for its conversation and by its model."""
+        archive = self.archive.scoped(await self.owner_of(ctx))
+        writer, session = cast(Model, ctx.model), session_of(ctx)
         return SummaryCall(key=key, prompts=prompts, cap=cap, writer=writer, archive=archive, session=session)
 
     async def close(self) -> None:
