@@ -17,7 +17,7 @@ from context_compiler.compiler.summary import TITLES, fit_sections, gather_secti
 from context_compiler.compiler.view import Quote, note_text
 from context_compiler.messages.fences import ELLIPSIS, QUOTED_TITLE, fence, neutralize
 from context_compiler.messages.items import MESSAGE_OVERHEAD
-from context_compiler.messages.prompts import asking_part
+from context_compiler.messages.prompts import asking_part, asks
 from context_compiler.messages.rules import Rule
 from context_compiler.messages.shapes import WHOLE, truncate
 from context_compiler.recall import Question, Ranking, changes_of, index_of, pending_question
@@ -55,7 +55,8 @@ class _Sources:
     def of(cls, selection: Selection, loose: Sequence[int], rules: Sequence[str], recall: bool) -> _Sources:
         """Split the messages at `loose` into candidates; rank them for the pending question if `recall`."""
         history, outline, counter = selection.history, selection.draft.outline, selection.counter
-        question, stop = _pending_question(selection) if recall else None, max(loose, default=-1) + 1
+        asked, question = _pending_question(selection) if recall else (False, None)
+        stop = max(loose, default=-1) + 1
         question = spelt(question, index_of(history), stop) if loose and question else question
         ranking = Ranking(index_of(history), question, stop) if loose and question else None
         bears = None if ranking is None or selection.lasting else ranking.weight  # a live view has a block for that
@@ -76,17 +77,25 @@ class _Sources:
             ranks=ranks,
             broad=selection.lasting or (question is not None and question.broad),
             pool=Candidates(
-                candidates, ranks, mentions=ranking.end if ranking and question and question.wide else None, newer=newer
+                candidates,
+                ranks,
+                asked=asked,
+                mentions=ranking.end if ranking and question and question.wide else None,
+                newer=newer,
             ),
         )
 
 
-def _pending_question(selection: Selection) -> Question:
-    """Question for which quotes are chosen: the focus or the pending one; only its asking part if it is very long."""
-    pending = pending_question(selection.history, selection.counter)
+def _pending_question(selection: Selection) -> tuple[bool, Question]:
+    """Question for which quotes are chosen, the focus or the pending prompt, and True unless the prompt asks nothing.
+
+    Of a very long one only the asking part counts.
+    """
+    counter, pending = selection.counter, pending_question(selection.history, selection.counter)
     text = selection.focus or (pending.text if pending else "")
-    question = Question.of(text)
-    return question if len(question.terms) <= MAX_TERMS else Question.of(asking_part(text, selection.counter))
+    question, part = Question.of(text), asking_part(text, counter)
+    asked = bool(selection.focus) or asks(part, counter)
+    return asked, question if len(question.terms) <= MAX_TERMS else Question.of(part)
 
 
 def write_quotes(
@@ -155,8 +164,8 @@ def _passage_quotes(chosen: Sequence[Passage], sources: _Sources) -> list[Quote]
     scores = dict(zip((candidate.place for candidate in sources.candidates), sources.ranks, strict=False))
     quotes: list[Quote] = []
     for passage in chosen:
-        score = scores.get(passage.place, 0.0)
-        why = f"recalled, score {score:.2f}" if score > 0 else "worth most for its tokens"
+        is_answer = passage.place in sources.pool.answers
+        why = f"recalled, score {scores[passage.place]:.2f}" if is_answer else "worth most for its tokens"
         quotes.append(Quote(what=f"turn {passage.turn + 1}", why=why, text=passage.text))
     return quotes
 

@@ -83,6 +83,7 @@ class Candidates:
         candidates: Sequence[Passage],
         ranks: Sequence[float] = (),
         *,
+        asked: bool = True,
         mentions: float | None = None,
         newer: Mapping[tuple[int, int], tuple[int, int]] = MappingProxyType({}),
     ) -> None:
@@ -92,6 +93,8 @@ class Candidates:
             candidates: Passages to select from.
             ranks: Relevance of each candidate to the question; if none is above 0, only coverage decides. Ties go to
                 the earlier passage.
+            asked: False if the ranks are for a prompt that asks nothing. Answers then get half of the room, because
+                what is most like such a prompt ("Thanks, let me know!") may say nothing.
             mentions: Least rank of a mention; None unless the question is for a sequence or the whole conversation.
             newer: Place of the passage that revises a candidate, by place of the candidate. A candidate is taken only
                 beside it.
@@ -101,16 +104,21 @@ class Candidates:
         order = sorted(ready, key=[*map(attrgetter("position", "order"), candidates)].__getitem__)
         self._ordered = [candidates[slot] for slot in order]
         self._ranks = [ranks[slot] for slot in order] if max(ranks, default=0.0) > 0 else []
-        self._least = mentions
+        self._asked, self._least = asked, mentions
+        self.answers = frozenset[Place]()
+        """Places of the passages that the last choice took as answers."""
         places = {passage.place: slot for slot, passage in enumerate(self._ordered)} if newer else {}
         self._after = {places[old]: places[newer[old]] for old in places.keys() & newer.keys()}
 
     def choose(self, room: int) -> tuple[Passage, ...]:
         """Select passages that `write_quotation` writes in at most `room` tokens; in order of the conversation."""
         quotation, taken = Quotation(self._ordered, room), set[tuple[str, str]]()
-        for stage in (self._mentions, self._answers, self._informative):
-            if quotation.left >= MIN_QUOTE:
-                _take_new(quotation, stage(), taken, self._after)
+        half = MIN_QUOTE if self._asked else max(MIN_QUOTE, room // 2)
+        for stage, least in ((self._mentions, MIN_QUOTE), (self._answers, half), (self._informative, MIN_QUOTE)):
+            if quotation.left >= least:
+                _take_new(quotation, stage(), least, taken, self._after)
+            if stage == self._answers:
+                self.answers = frozenset(passage.place for passage in quotation.passages)
         return quotation.passages
 
     def _mentions(self) -> Sequence[int]:
@@ -125,8 +133,9 @@ class Candidates:
         return sorted((slot for slot, rank in enumerate(ranks) if rank > 0), key=lambda slot: -ranks[slot])
 
     def _informative(self) -> Sequence[int]:
-        """Slots that are no answers by worth per token, best first; ties to the later, which may tell a newer value."""
-        slots = [slot for slot in range(len(self._ordered)) if not self._ranks or self._ranks[slot] <= 0]
+        """Slots that answer no question, best worth per token first; of equals the later, perhaps a newer value."""
+        asked = self._asked and bool(self._ranks)
+        slots = [slot for slot in range(len(self._ordered)) if not asked or self._ranks[slot] <= 0]
         rates = self._rates if slots else ()
         return sorted((slot for slot in slots if rates[slot] > 0), key=lambda slot: (-rates[slot], -slot))
 
@@ -178,11 +187,11 @@ def take_beside(quotation: Quotation, index: int, after: Mapping[int, int]) -> b
 
 
 def _take_new(
-    quotation: Quotation, indices: Sequence[int], taken: set[tuple[str, str]], after: Mapping[int, int]
+    quotation: Quotation, indices: Sequence[int], least: int, taken: set[tuple[str, str]], after: Mapping[int, int]
 ) -> None:
-    """Take passages in order until the room is used up, without those that repeat the word pairs `taken`."""
+    """Take passages in order until fewer than `least` tokens are left, without those that repeat the pairs `taken`."""
     for index in indices:
-        if quotation.left < MIN_QUOTE:
+        if quotation.left < least:
             return
         pairs = _pairs(quotation.candidates[index])
         if len(pairs - taken) > REPEATED * len(pairs) and take_beside(quotation, index, after):

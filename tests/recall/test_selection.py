@@ -270,3 +270,22 @@ async def test_a_sentence_said_again_with_another_number_is_quoted_once() -> Non
     view = await compile_view([*history, user("Which order of mine came without its legs?")], budget=900, system=None)
     texts = "\n".join(own_texts(view))
     assert "CM-7718" in texts and texts.count("The parcel of week") == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "most"), [("Thanks, let me know how it goes!", 0.7), ("How did it go, you know?", 1.0)]
+)
+async def test_a_prompt_that_asks_nothing_leaves_half_of_the_quotes_to_what_tells_most(
+    prompt: str, most: float
+) -> None:
+    """Small talk is most like small talk, and would fill the view."""
+    chatter = "Thanks so much, I will let you know how it goes with number {} then, talk to you soon!"
+    codes = [f"The locker of floor {floor} opens with the code {7_000 + 37 * floor}." for floor in range(20)]
+    said = [text for floor, code in enumerate(codes) for text in (chatter.format(floor * "la "), code)]
+    history = [message for text in said for message in (user(text), assistant("Good."))]
+    view = await compile_view([*history, user(prompt)], budget=700, system=None)
+    answers = [quote for quote in view.quoted if quote.why.startswith("recalled")]
+    told = [quote for quote in view.quoted if quote.why.startswith("worth")]
+    tokens = [sum(COUNTER.text(quote.text) for quote in quotes) for quotes in (answers, told)]
+    assert answers and tokens[0] <= most * sum(tokens)
+    assert most == 1 or any("code" in quote.text for quote in told)
