@@ -25,7 +25,7 @@ from context_compiler.compiler.cut_order import (
     truncate_large_parts,
     truncate_large_prompts,
 )
-from context_compiler.compiler.cycle import RAW, Cycle, runs
+from context_compiler.compiler.cycle import RAW, Cycle, restore_late_calls, runs
 from context_compiler.compiler.identifiers import identifier_room
 from context_compiler.compiler.policy import LARGE, SMALL, Limits, Plan
 from context_compiler.compiler.quotes import cost, written_for
@@ -171,12 +171,16 @@ def _keep_pins(draft: Draft, plan: Plan) -> None:
     draft.before = draft.total
 
 
-def with_steering(cycle: Cycle, plan: Plan, room: int) -> Cycle:
-    """Restore pinned messages that a cycle leaves out or shortens, and drop dismissed rules; the prefix changes once.
+def brought_up_to_date(cycle: Cycle, plan: Plan, room: int) -> Cycle:
+    """Restore in a cycle what became needed since it was made, and drop dismissed rules; the prefix changes once.
 
-    A pin that found no room waits for the next turn. Otherwise every request of this turn would be cut again. A rule in
-    a restored message is no longer listed.
+    Calls are restored whose answers arrived since, and pinned messages that it leaves out or shortens. A pin that found
+    no room waits for the next turn. Otherwise every request of this turn would be cut again. A rule in a restored
+    message is no longer listed.
     """
+    cycle = restore_late_calls(cycle, plan.history, plan.pairing, plan.base)
+    if not plan.steering.pins and not plan.steering.dismissed:
+        return cycle
     listed = {rule.name for rule in plan.rules}
     rules = tuple(text for text in cycle.rules if rule_name(text) in listed or not plan.steering.dismisses(text))
     cycle = cycle if rules == cycle.rules else replace(cycle, rules=rules)

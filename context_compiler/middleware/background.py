@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from context_compiler.compiler.advance import Advance, advance, decided_by, select
+from context_compiler.compiler.advance import Advance, advance, brought_up_to_date, decided_by, select
 from context_compiler.compiler.block_sizes import TURNS, BlockSizes
 from context_compiler.compiler.compile_row import failed_row
-from context_compiler.compiler.cycle import Cycle, restore_late_calls, valid_cycle
+from context_compiler.compiler.cycle import Cycle, valid_cycle
 from context_compiler.compiler.policy import Limits
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, reason_for_no_model, summary_request
 from context_compiler.errors import CompileError
@@ -95,8 +95,9 @@ async def finish(
         return response
 
     done = await advance(job.context, job.limits, where=job.where, ask=answer, previous=job.previous)
+    # answers to calls that it leaves out may have arrived since it began, and a user may have pinned a message
     valid = valid_cycle(done.cycle, context.history, context.policy.config)
-    cycle = done.cycle if valid is None else restore_late_calls(valid, context.history, context.pairing, context.base)
+    cycle = done.cycle if valid is None else brought_up_to_date(valid, context, context.limits(valid).room)
     return replace(done, cycle=cycle, row=done.row and _with_note(job, done.row)), None, None
 
 

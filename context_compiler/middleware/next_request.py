@@ -9,8 +9,8 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage, ModelRequest, UserPromptPart
 from pydantic_ai.models import Model
 
-from context_compiler.compiler.advance import Advance, Ask, with_steering
-from context_compiler.compiler.cycle import Cycle, restore_late_calls, valid_cycle
+from context_compiler.compiler.advance import Advance, Ask, brought_up_to_date
+from context_compiler.compiler.cycle import Cycle, valid_cycle
 from context_compiler.compiler.steering import CycleHistory, Order, steering_of
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, latest_input
 from context_compiler.errors import SettingsError, StoreError
@@ -89,10 +89,7 @@ class NextRequest:
             return None
         config = self.context.policy.config
         valid = valid_cycle(replace(cycle, config=config), self.raw, config)
-        if valid is None:
-            return None
-        valid = restore_late_calls(valid, self.context.history, self.context.pairing, self.context.base)
-        return with_steering(valid, self.context, self.context.limits(valid).room)
+        return valid and brought_up_to_date(valid, self.context, self.context.limits(valid).room)
 
     def calibrated(self, exact: int) -> int:
         """Exact tokens converted to the model's, without the placeholder prompt."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.compiler.advance import Advance, Ask, advance, with_steering
+from context_compiler.compiler.advance import Advance, Ask, advance, brought_up_to_date
 from context_compiler.compiler.block_sizes import BlockSizes
 from context_compiler.compiler.compile_row import failed_row
 from context_compiler.compiler.cycle import (
@@ -17,7 +17,6 @@ from context_compiler.compiler.cycle import (
     Block,
     Blocks,
     Cycle,
-    restore_late_calls,
     valid_blocks,
     valid_cycle,
     with_turn,
@@ -139,9 +138,7 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
         if valid is not None and adopted:
             valid = replace(valid, ratio=run.ratios.of(context.request.family))
     valid = valid and with_turn(valid, context.turn, context.prompt_start)
-    cycle = restore_late_calls(valid, context.history, context.pairing, context.base) if valid is not None else None
-    if cycle is not None and (context.steering.pins or context.steering.dismissed):
-        cycle = with_steering(cycle, context, context.limits(cycle).room)
+    cycle = valid and brought_up_to_date(valid, context, context.limits(valid).room)
     run.enter(cycle, mended=valid)
     if cycle is not None and run.refused:
         cycle = replace(cycle, tight=run.tight)  # a provider's refusal applies to the rest of the cycle

@@ -40,6 +40,7 @@ from tests.support.histories import assert_pairs_whole, prose
 
 ROOT = Path(__file__).parents[2]
 BUDGET = 3_000
+RULE = "Never write to the ledger on a Friday."
 
 
 class Gate:
@@ -156,6 +157,23 @@ async def test_a_call_answered_after_a_compile_began_is_sent_with_its_result() -
     assert chat.status == "compiled" and not chat.errors
     assert "made in the background" in (await chat.compiles())[-1].status
     assert_pairs_whole(chat.talker.last.messages)
+
+
+async def test_what_a_user_pins_or_dismisses_while_it_is_made_counts() -> None:
+    chat = Chat(Gate(), store=MemoryStore())
+    await chat.turn(conversation_id="one")
+    chat.messages = (await run(chat.agent, RULE, message_history=chat.messages, conversation_id="one")).messages
+    await chat.until(lambda: chat.gate.asked, conversation_id="one")
+    text = prose(0, 60)
+    await chat.ours.pin("one", 0)
+    await chat.ours.dismiss_rule("one", RULE)
+    await chat.until(lambda: chat.views[-1].tokens > BUDGET // 2 + 200, conversation_id="one")
+    chat.gate.open()
+    await settle()
+    await chat.turn(conversation_id="one")
+    assert chat.status == "compiled" and "made in the background" in (await chat.compiles())[-1].status
+    assert text in chat.talker.last.text and RULE not in chat.talker.last.text
+    assert not any("pinned" in drop.reason for drop in chat.views[-1].drops) and not chat.errors
 
 
 async def test_a_huge_result_that_came_while_it_was_made_is_cut_and_the_prompt_stays_whole() -> None:
