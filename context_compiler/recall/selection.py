@@ -108,7 +108,8 @@ class Candidates:
         self.answers = frozenset[Place]()
         """Places of the passages that the last choice took as answers."""
         places = {passage.place: slot for slot, passage in enumerate(self._ordered)} if newer else {}
-        self._after = {places[old]: places[newer[old]] for old in places.keys() & newer.keys()}
+        self._outcomes = _outcomes(self._ordered, self._ranks)
+        self._after = self._outcomes | {places[old]: places[newer[old]] for old in places.keys() & newer.keys()}
 
     def choose(self, room: int) -> tuple[Passage, ...]:
         """Select passages that `write_quotation` writes in at most `room` tokens; in order of the conversation."""
@@ -133,9 +134,13 @@ class Candidates:
         return sorted((slot for slot, rank in enumerate(ranks) if rank > 0), key=lambda slot: -ranks[slot])
 
     def _informative(self) -> Sequence[int]:
-        """Slots that answer no question, best worth per token first; of equals the later, perhaps a newer value."""
+        """Slots that answer no question, best worth per token first; of equals the later, perhaps a newer value.
+
+        A call whose result has quotable pieces is none of them: the outcome tells more.
+        """
         asked = self._asked and bool(self._ranks)
-        slots = [slot for slot in range(len(self._ordered)) if not asked or self._ranks[slot] <= 0]
+        others = (slot for slot in range(len(self._ordered)) if not asked or self._ranks[slot] <= 0)
+        slots = [slot for slot in others if slot not in self._outcomes]
         rates = self._rates if slots else ()
         return sorted((slot for slot in slots if rates[slot] > 0), key=lambda slot: (-rates[slot], -slot))
 
@@ -147,6 +152,20 @@ class Candidates:
         worth, prices = worths(self._ordered, parts), _prices(self._ordered, parts)
         counts = zip(worth, _once(self._ordered), prices, strict=True)
         return [passage * new / price for passage, new, price in counts]
+
+
+def _outcomes(ordered: Sequence[Passage], ranks: Sequence[float]) -> dict[int, int]:
+    """Slot of the best piece of its result, by slot of each call: the call alone says little."""
+    outcomes: dict[int, int] = {}
+    call: int | None = None
+    for slot, passage in enumerate(ordered):
+        if not passage.tool:
+            call = slot if passage.speaker == "tool" else None
+        elif call is not None and ordered[call].position == passage.position:
+            best = outcomes.setdefault(call, slot)
+            if ranks and ranks[slot] > ranks[best]:
+                outcomes[call] = slot
+    return outcomes
 
 
 def _once(ordered: Sequence[Passage]) -> list[float]:

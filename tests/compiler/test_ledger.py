@@ -89,7 +89,7 @@ async def test_an_identifier_in_an_answer_is_quoted_with_its_clause_and_one_in_a
     asked = [assistant(call("list", "l")), user(answer("l", listing)), assistant(answered), user("go on")]
     later = [message for turn in range(30) for message in (user(words(turn, 9)), *looked(turn, "a"), assistant("ok"))]
     quoted = quotes(await one_shot([user("hello"), *asked, *later], 900))
-    assert re.search(r"assistant\] The refund went to \*\*account\*\* AC-90417, as you wished\.$", quoted, re.M)
+    assert "The refund went to **account** AC-90417, as you wished." in quoted
     assert re.search(r"list\(\) → src/shop/cart\.py … src/shop/till\.py$", quoted, re.M)
 
 

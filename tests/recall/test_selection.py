@@ -41,6 +41,18 @@ def test_room_that_answers_leave_is_for_what_tells_most() -> None:
     assert [passage.position for passage in first] == [0]
 
 
+def test_a_call_is_quoted_only_beside_the_best_piece_of_its_result() -> None:
+    rows = [{"number": f"F{n}", "legs": ["A" * 60, "B" * 60]} for n in range(9)]
+    looked = [user("look"), assistant(call("find", "a", id="R7")), user(answer("a", json.dumps(rows), tool="find"))]
+    history = Reader(COUNTER).read(looked)
+    pieces = passages(history, outline(history, pair(history)), [1], COUNTER, lambda text: "F2" in text or "F5" in text)
+    assert [piece.tool for piece in pieces] == ["", "find", "find"] and "R7" in pieces[0].text
+    candidates = Candidates(pieces, [3.0, 1.0, 2.0])
+    both = pieces[0].tokens + pieces[2].tokens
+    assert [piece.order for piece in candidates.choose(both)] == [pieces[0].order, pieces[2].order]
+    assert pieces[0] not in candidates.choose(pieces[2].tokens + 1)
+
+
 @given(messages=histories(), room=st.integers(0, 600))
 def test_the_selection_never_exceeds_its_room(messages: list[ModelMessage], room: int) -> None:
     assert COUNTER.text(write_quotation(choose(all_of(messages), room))) <= room
