@@ -207,7 +207,7 @@ def _print_introduction(screen: Screen, raw: History, window: History, view: Vie
 
 
 def _text(history: History, start: int, stop: int) -> str:
-    return "\n".join(item.text for one in history.readings[start:stop] for item in one.items)
+    return "\n".join(item.text for reading in history.readings[start:stop] for item in reading.items)
 
 
 def contained_words(sent: History) -> list[bool]:

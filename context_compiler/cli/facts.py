@@ -215,8 +215,8 @@ def _find_messages(raw: History, message: str | None) -> Sequence[int]:
     return positions
 
 
-def _contains(one: Reading, words: str) -> bool:
-    return any(words in " ".join(item.text.split()).casefold() for item in one.items)
+def _contains(reading: Reading, words: str) -> bool:
+    return any(words in " ".join(item.text.split()).casefold() for item in reading.items)
 
 
 def _find_fates(
@@ -311,11 +311,11 @@ def _print_why(screen: Screen, why: Why) -> None:
         )
 
 
-def _form_text(one: MessageFate, words: Stretch | None) -> str:
-    if one.echoes and one.verdict in (PARTIAL, IDENTIFIER):
+def _form_text(fate: MessageFate, words: Stretch | None) -> str:
+    if fate.echoes and fate.verdict in (PARTIAL, IDENTIFIER):
         which = "words of it" if words is None or words.forms else "other words of it"
-        return f"{which}: {', '.join(dict.fromkeys(map(_echo_place, one.echoes)))}"
-    return FORMS[one.verdict]
+        return f"{which}: {', '.join(dict.fromkeys(map(_echo_place, fate.echoes)))}"
+    return FORMS[fate.verdict]
 
 
 def _echo_place(echo: Echo) -> str:
@@ -391,8 +391,8 @@ def _print_fact(screen: Screen, session: str, page: FactPage, db: Place) -> None
     screen.line(("message by message: ", "dim"), (list_command(f"views why {last} {quote(page.fact)}", db), "cyan"))
 
 
-def _mention_row(one: Mention) -> tuple[object, ...]:
-    return one.index, one.role, f"{one.before}{one.fact}{one.after}"
+def _mention_row(mention: Mention) -> tuple[object, ...]:
+    return mention.index, mention.role, f"{mention.before}{mention.fact}{mention.after}"
 
 
 def _plain_fact(session: str, page: FactPage) -> dict[str, object]:

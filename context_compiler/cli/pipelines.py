@@ -242,9 +242,9 @@ def _print_report(screen: Screen, report: FileReport) -> None:
 
 
 def _row(finding: Diagnostic) -> Sequence[object]:
-    place = finding.place if finding.node_id is not None or finding.edge is not None else ""
+    where = finding.place if finding.node_id is not None or finding.edge is not None else ""
     remedy = f"; {finding.fix}" if finding.fix else ""
-    return finding.line or "", finding.severity.lower(), finding.rule, place, f"{finding.message}{remedy}"
+    return finding.line or "", finding.severity.lower(), finding.rule, where, f"{finding.message}{remedy}"
 
 
 RUN_COLUMNS = (

@@ -45,6 +45,6 @@ def unknown_names(template: Template) -> tuple[str, ...]:
     return tuple(f"{warning}; {_meant(name, allowed)}" for warning, name in unknown)
 
 
-def _meant(wrong: str, known: Collection[str]) -> str:
-    near = get_close_matches(wrong.lower(), known, n=1)
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
+def _meant(wrong: str, words: Collection[str]) -> str:
+    near = get_close_matches(wrong.lower(), words, n=1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(words))}"

@@ -79,9 +79,9 @@ def excerpt(reading: Reading, width: int = 0) -> str:
     return one_line(" · ".join(_item_text(item).plain for item in shown), width)
 
 
-def body(one: Reading) -> Text:
+def body(reading: Reading) -> Text:
     """Format the full text of a message."""
-    return Text("\n").join(_item_text(item, alone=len(one.items) == 1) for item in one.items)
+    return Text("\n").join(_item_text(item, alone=len(reading.items) == 1) for item in reading.items)
 
 
 def _item_text(item: Item, *, alone: bool = False) -> Text:

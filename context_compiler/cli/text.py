@@ -55,9 +55,9 @@ def abbreviate(names: Sequence[str], width: int) -> list[str]:
     return [short[name] or name for name in names]
 
 
-def expand(given: str, names: Iterable[str]) -> list[str]:
+def expand(word: str, names: Iterable[str]) -> list[str]:
     """Find names that match an abbreviation, `begin…end` or `begin...end`; none if either end is empty."""
-    head, _, tail = given.replace("...", "…").partition("…")
+    head, _, tail = word.replace("...", "…").partition("…")
     ends = [name for name in dict.fromkeys(names) if name.startswith(head) and name.endswith(tail)]
     return [name for name in ends if head and tail and len(name) > len(head) + len(tail)]
 
@@ -123,4 +123,4 @@ def json_text(value: object, *, indent: int | None = 2) -> str:
     """Serialize to JSON that is safe to print: control characters are escaped."""
     wide = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "").startswith("utf")
     text = json.dumps(plain_value(value), ensure_ascii=not wide, indent=indent)
-    return _UNPRINTED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNPRINTED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -69,8 +69,8 @@ def parse_recall(text: str) -> Amount:
 
 def agent_arguments(recall: str | None, trigger: str | None) -> dict[str, Any]:
     """Arguments of `ContextCompiler` for the options that were given."""
-    given: dict[str, Any] = {} if recall is None else {"recall": parse_recall(recall)}
-    return given if trigger is None else {**given, "trigger": parse_amount(trigger, option="--trigger")}
+    arguments: dict[str, Any] = {} if recall is None else {"recall": parse_recall(recall)}
+    return arguments if trigger is None else {**arguments, "trigger": parse_amount(trigger, option="--trigger")}
 
 
 def parse_budget(text: str) -> Budget:

@@ -39,7 +39,7 @@ TYPES: Mapping[str, tuple[type, ...]] = {
 
 def well_typed(value: Any) -> bool:
     """True if the plain fields of a dataclass have values of their types, as those from damaged text may not."""
-    return all(isinstance(getattr(value, one.name), TYPES.get(str(one.type), object)) for one in fields(value))
+    return all(isinstance(getattr(value, entry.name), TYPES.get(str(entry.type), object)) for entry in fields(value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

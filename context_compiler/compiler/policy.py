@@ -470,8 +470,8 @@ class Plan:
     @cached_property
     def prompt_tokens(self) -> int:
         """Exact tokens of the newest prompt; 0 if there is none."""
-        at = prompt_at(self.history)
-        return self.history.readings[at].tokens if at is not None else 0
+        position = prompt_at(self.history)
+        return self.history.readings[position].tokens if position is not None else 0
 
     def floor(self, kept: int, cut: int) -> Floor:
         """Tokens that no threshold may remove, with what the user steers, and the request after the last cut."""
@@ -541,5 +541,7 @@ class Plan:
     def carried(self) -> int:
         """Exact tokens of host parts that a view carries even from messages that it leaves out."""
         readings = self.history.readings
-        idle = (readings[index].items[at] for index, parts in superseded_parts(self.history).items() for at in parts)
+        idle = (
+            readings[index].items[part] for index, parts in superseded_parts(self.history).items() for part in parts
+        )
         return sum(reading.stays for reading in readings) - sum(item.tokens for item in idle)

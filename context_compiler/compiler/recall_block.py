@@ -201,14 +201,14 @@ class _Search:
     @cached_property
     def _abridged(self) -> list[int]:
         """Positions of messages that are shortened in the view, or that lack parts there."""
-        return [at for at, shape in self._cycle.kept if not shape.bare and shape.is_partial]
+        return [position for position, shape in self._cycle.kept if not shape.bare and shape.is_partial]
 
     @cached_property
     def _whole(self) -> set[int]:
         """Positions of messages that are whole in the view; a call whose result is shortened is not."""
         partly = set(self._abridged)
         calls = {call for call, answer in self._plan.pairing.pairs if answer in partly}
-        return {at for at, shape in self._cycle.kept if not shape.bare} - partly - calls
+        return {position for position, shape in self._cycle.kept if not shape.bare} - partly - calls
 
     @cached_property
     def _rules(self) -> Sequence[str]:
@@ -234,13 +234,13 @@ class _Search:
 
     def _quotable(self, positions: Sequence[int]) -> list[Passage]:
         """Passages of messages that the view does not contain; a former copy of the prompt is none either."""
-        found = passages(self._history, self._plan.outline, positions, self._counter, self._ranking.weight)
-        new = new_passages(without_rules(found, self._rules), self.prompt, self._shown)
-        return [one for one in new if one.text.strip() in self._within] if self._within else new
+        quotable = passages(self._history, self._plan.outline, positions, self._counter, self._ranking.weight)
+        new = new_passages(without_rules(quotable, self._rules), self.prompt, self._shown)
+        return [passage for passage in new if passage.text.strip() in self._within] if self._within else new
 
-    def _left_out(self, at: int) -> Sequence[Passage]:
+    def _left_out(self, position: int) -> Sequence[Passage]:
         """Passages of a message, none if it is whole in the view."""
-        return () if at in self._whole else self._quotable([at])
+        return () if position in self._whole else self._quotable([position])
 
     def _subject_messages(self, best: Sequence[int]) -> Counter[int]:
         """Tokens of those of the best messages that contain the subject of the prompt, by position."""

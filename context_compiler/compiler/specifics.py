@@ -209,8 +209,9 @@ class Mention:
 
 def readable_text(item: Item) -> str:
     """Text of a part with line breaks instead of JSON escapes; each argument of a call is on its own line."""
-    if item.kind is Kind.CALL and (given := parse_arguments(item.text)) is not None:
-        return "\n".join(f"{key}: {value if isinstance(value, str) else _flat(value)}" for key, value in given.items())
+    if item.kind is Kind.CALL and (arguments := parse_arguments(item.text)) is not None:
+        texts = (value if isinstance(value, str) else _flat(value) for value in arguments.values())
+        return "\n".join(map("{}: {}".format, arguments, texts))
     return _ESCAPE.sub(" \n", item.text) if item.text[:1] in ("{", "[") else item.text
 
 
@@ -317,12 +318,12 @@ class Survival:
 
 def lost_specifics(history: History, outline: Outline, span: Iterable[int]) -> tuple[Specific, ...]:
     """Distinct specifics of these messages, in the order of their first occurrence."""
-    found = {one.specific.text: one.specific for one in reversed(mentions(history, outline, span))}
-    return tuple(reversed(found.values()))
+    specifics = {mention.specific.text: mention.specific for mention in reversed(mentions(history, outline, span))}
+    return tuple(reversed(specifics.values()))
 
 
 def survival(lost: Iterable[Specific], *texts: str) -> Survival:
     """Count how many of these specifics the texts contain."""
     shown = TextSet(*texts)
-    kept = [shown.holds(one) for one in lost]
+    kept = [shown.holds(specific) for specific in lost]
     return Survival(found=len(kept), kept=sum(kept))

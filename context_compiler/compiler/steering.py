@@ -88,7 +88,7 @@ class Steering:
 
     def dismisses(self, text: str) -> bool:
         """True if a listed rule has been dismissed."""
-        return bool(self.dismissed) and rule_name(text) in {one.name for one in self.dismissed}
+        return bool(self.dismissed) and rule_name(text) in {dismissal.name for dismissal in self.dismissed}
 
     def config(self, config: str) -> str:
         """Configuration under which cycles of this generation are stored."""
@@ -98,14 +98,14 @@ class Steering:
     def to_data(self) -> dict[str, Any]:
         """Convert to plain data."""
         pins = [pin.to_data() for pin in self.pins]
-        dismissed = [[one.name, one.tip] for one in self.dismissed]
+        dismissed = [[dismissal.name, dismissal.tip] for dismissal in self.dismissed]
         return {"generation": self.generation, "held": self.held, "pins": pins, "dismissed": dismissed}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Steering:
         """Build from plain data."""
         pins = tuple(Pin(**pin) for pin in data["pins"])
-        dismissed = tuple(Dismissal(*one) for one in data["dismissed"])
+        dismissed = tuple(Dismissal(*values) for values in data["dismissed"])
         return cls(generation=data["generation"], held=data["held"], pins=pins, dismissed=dismissed)
 
 

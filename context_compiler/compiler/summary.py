@@ -174,8 +174,9 @@ def latest_input(history: History) -> str:
 
 def topic(history: History) -> str:
     """Text of the first user prompt of the conversation, with what was changed since; empty if there is none."""
-    found = ((at, item.text) for at, item in history.items() if item.kind is Kind.USER and item.mark is None)
-    return next((with_changes(changes_of(history), at, text) for at, text in found), "")
+    items = history.items()
+    prompts = ((index, item.text) for index, item in items if item.kind is Kind.USER and item.mark is None)
+    return next((with_changes(changes_of(history), index, text) for index, text in prompts), "")
 
 
 def plan(history: History, positions: Iterable[int]) -> str:
@@ -265,13 +266,13 @@ def _placed_chunks(lines: Iterable[tuple[int, str]], room: int, counter: TokenCo
 
 def tool_results(history: History, positions: Sequence[int], results: int | None) -> str:
     """Last `results` tool results of these messages; None for all."""
-    found = [item for index in positions for item in history.readings[index].items if item.kind is Kind.RETURN]
-    return "\n".join(_line(item, True) for item in _last(found, results))
+    returned = [item for index in positions for item in history.readings[index].items if item.kind is Kind.RETURN]
+    return "\n".join(_line(item, True) for item in _last(returned, results))
 
 
-def _last(found: Sequence[T], count: int | None) -> Sequence[T]:
+def _last(items: Sequence[T], count: int | None) -> Sequence[T]:
     """Last `count` items; None for all."""
-    return found if count is None else found[max(0, len(found) - count) :]
+    return items if count is None else items[max(0, len(items) - count) :]
 
 
 def gather_sections(selection: Selection, span: Sequence[int], wanted: Collection[str]) -> dict[str, str]:
@@ -486,7 +487,7 @@ def halves(prompt: str) -> tuple[str, str] | None:
 
 def material_of(prompt: str) -> tuple[str, str]:
     """The material of a prompt, and the rest of it, which is ours."""
-    return "\n".join(found[2] for found in _GIVEN.finditer(prompt)), _GIVEN.sub("", prompt)
+    return "\n".join(match[2] for match in _GIVEN.finditer(prompt)), _GIVEN.sub("", prompt)
 
 
 def _key(selection: Selection, cap: int) -> str:

@@ -73,7 +73,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 def _repeats(piece: str) -> bool:
     words = _TOKEN.findall(piece.casefold())
-    grams = list(zip(*(words[at:] for at in range(GRAM)), strict=False))
+    grams = list(zip(*(words[start:] for start in range(GRAM)), strict=False))
     lists_numbers = (GRAM + 1) * sum(word[0].isdigit() for word in set(words)) >= len(words)
     return len(grams) > GRAM and not lists_numbers and 1 - len(set(grams)) / len(grams) > REPEATED
 
@@ -96,7 +96,7 @@ def _copies_frame(text: str, material: str, instructions: str) -> bool:
 
 def _runs(text: str) -> Iterator[tuple[str, ...]]:
     words = _WORD.findall(text.casefold())
-    return zip(*(words[at:] for at in range(COPIED)), strict=False)
+    return zip(*(words[start:] for start in range(COPIED)), strict=False)
 
 
 def _invents(text: str, material: str) -> bool:

@@ -92,9 +92,9 @@ class Words:
             return ()
         return echoes(self.said, reading, None if fate.sent is None else (fate.form, fate.sent))
 
-    def told(self, at: int) -> int | None:
+    def told(self, position: int) -> int | None:
         """Position of a summary that may paraphrase a raw message; None if there is none."""
-        return self.summary if is_covered_by_summary(self.sent, at) else None
+        return self.summary if is_covered_by_summary(self.sent, position) else None
 
 
 class Tracer:
@@ -423,11 +423,12 @@ def fate_of(sent: Sent, position: int) -> Fate:
     return Fate(form=form, sent=index, reason=reason, step=rule.step if rule else None, request=number)
 
 
-def _cause(known: Sequence[Cause], *, dropped: bool) -> Cause | None:
+def _cause(causes: Sequence[Cause], *, dropped: bool) -> Cause | None:
     """Newest cause whose step drops (or shortens) messages, else the newest of all; None if there is none."""
     wanted = DROPS if dropped else SHORTENS
-    matching = (one for one in known if (found := reason_of(one.reason)) is not None and found.step.effect == wanted)
-    return next(matching, known[0] if known else None)
+    reasons = map(reason_of, [cause.reason for cause in causes])
+    matching = (cause for cause, reason in zip(causes, reasons, strict=True) if reason and reason.step.effect == wanted)
+    return next(matching, causes[0] if causes else None)
 
 
 def reason_here(sent: Sent, index: int) -> str:
@@ -443,9 +444,10 @@ def reason_here(sent: Sent, index: int) -> str:
     return why_here(form, position, sent.active, cause.reason if cause else "")
 
 
-def is_covered_by_summary(sent: Sent, at: int) -> bool:
+def is_covered_by_summary(sent: Sent, position: int) -> bool:
     """True if a raw message was left out of the request but is covered by its summary."""
-    return any(start <= at < stop for start, stop in sent.covered) and fate_of(sent, at).form in (ABSENT, CARRIED)
+    covered = any(start <= position < stop for start, stop in sent.covered)
+    return covered and fate_of(sent, position).form in (ABSENT, CARRIED)
 
 
 def verdict_of(fate: Fate, repeated: Sequence[Echo], told: int | None) -> str:
@@ -475,5 +477,5 @@ def _covered(made: Compile | None) -> Iterator[Span]:
 
 
 def _spans(value: object) -> list[Span]:
-    given = cast("list[tuple[int, int]]", value) if isinstance(value, list) else []
-    return [(start, stop) for start, stop in given]
+    pairs = cast("list[tuple[int, int]]", value) if isinstance(value, list) else []
+    return [(start, stop) for start, stop in pairs]

@@ -267,8 +267,8 @@ def begins_with_assistant(messages: list[ModelMessage]) -> bool:
 def stamp_of(message: ModelMessage) -> datetime:
     """Timestamp of a message, which text that we put in its place gets too; a fixed day if it has none."""
     times = (getattr(part, "timestamp", None) for part in message.parts)
-    known = getattr(message, "timestamp", None) or next((time for time in times if time is not None), None)
-    return known or UNDATED
+    stamp = getattr(message, "timestamp", None) or next((time for time in times if time is not None), None)
+    return stamp or UNDATED
 
 
 def assemble(history: History, cycle: Cycle, base: Mapping[int, Shape], reader: Reader) -> list[ModelMessage]:
@@ -471,7 +471,7 @@ def broken_drops(start: int, plan: Plan) -> tuple[Drop, ...]:
     """Drops of broken parts from a position on."""
     gone = [(index, shape) for index, shape in sorted(plan.base.items()) if index >= start and shape.skip]
     tokens = [plan.history.readings[index].tokens - _price(index, shape, plan) for index, shape in gone]
-    return tuple(drop_of(at, at + 1, BROKEN.text, cost) for (at, _), cost in zip(gone, tokens, strict=True))
+    return tuple(drop_of(index, index + 1, BROKEN.text, cost) for (index, _), cost in zip(gone, tokens, strict=True))
 
 
 def _price(index: int, shape: Shape | None, plan: Plan) -> int:

@@ -182,13 +182,13 @@ class ConversationContext(TypedDict):
     """Kept unchanged."""
 
 
-def conversation_of(given: Mapping[str, Any] | None) -> ConversationContext:
+def conversation_of(data: Mapping[str, Any] | None) -> ConversationContext:
     """Return stored state with every key present; unknown keys are kept.
 
     Raises:
         LayersError: The state is not a mapping.
     """
-    present = {key: value for key, value in as_mapping(given, "conversation").items() if value is not None}
+    present = {key: value for key, value in as_mapping(data, "conversation").items() if value is not None}
     empty: ConversationContext = {
         "recent_turns": [],
         "history_summary": "",

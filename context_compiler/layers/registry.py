@@ -256,22 +256,22 @@ class SessionIdRegistry:
             raise LayersError(f"the registry cannot be stored as JSON: {error}") from None
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any] | None) -> SessionIdRegistry:
+    def from_dict(cls, data: Mapping[str, Any] | None) -> SessionIdRegistry:
         """Parse the form of `to_dict`; missing keys are empty.
 
         Raises:
             LayersError: A value is wrong; the message names it.
         """
         registry = cls()
-        if given is None:
+        if data is None:
             return registry
-        registry.current_turn = stored_turn(given)
-        rows = registry._rows = stored_rows(given)
-        ids = {ref: str(id) for ref, id in mapping_field(given, "ids").items() if id is not None and ref in rows}
-        registry._data = {ref: data for ref, data in mapping_field(given, "data").items() if ref in rows}
-        registry._demoted = dict.fromkeys({str(ref) for ref in list_field(given, "demoted")}.intersection(rows))
-        registry._counters = stored_counters(given, "counters")
-        registry._gen_counters = stored_counters(given, "gen_counters")
+        registry.current_turn = stored_turn(data)
+        rows = registry._rows = stored_rows(data)
+        ids = {ref: str(id) for ref, id in mapping_field(data, "ids").items() if id is not None and ref in rows}
+        registry._data = {ref: value for ref, value in mapping_field(data, "data").items() if ref in rows}
+        registry._demoted = dict.fromkeys({str(ref) for ref in list_field(data, "demoted")}.intersection(rows))
+        registry._counters = stored_counters(data, "counters")
+        registry._gen_counters = stored_counters(data, "gen_counters")
         registry.refs = Refs(ids, {ref: row["type"] for ref, row in rows.items()})
         return registry
 

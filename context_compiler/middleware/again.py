@@ -32,8 +32,8 @@ NEWEST = 100
 def recorded_settings(record: Record) -> dict[str, Any]:
     """`recall` and `trigger` of a recorded request."""
     settings = record.ledger.get(SETTINGS)
-    known = cast("dict[str, Any]", settings) if isinstance(settings, dict) else {}
-    return {"recall": known.get("recall", RECALL), "trigger": known.get("trigger")}
+    values = cast("dict[str, Any]", settings) if isinstance(settings, dict) else {}
+    return {"recall": values.get("recall", RECALL), "trigger": values.get("trigger")}
 
 
 def differs(record: Record, **given: object) -> bool:

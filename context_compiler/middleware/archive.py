@@ -96,8 +96,8 @@ class Archive:
     @property
     def _records_cycles(self) -> bool:
         """True if all cycles of a conversation are on the record, so that memory need not hold them."""
-        given = self._arguments.store
-        return self.keeps_content and (given is None or isinstance(given, str | Path | Steered))
+        store = self._arguments.store
+        return self.keeps_content and (store is None or isinstance(store, str | Path | Steered))
 
     def conversation(self, session_id: str) -> Hashable:
         """Key of a conversation, the same for all compilers of this process that share the record."""

@@ -214,9 +214,13 @@ class Arguments:
 
     def __repr__(self) -> str:
         """The arguments that differ from their defaults, each shortened."""
-        changed = [one for one in fields(self) if one.init and one.repr and _differs(getattr(self, one.name), one)]
-        given = [f"{one.name}={SHORT.repr(getattr(self, one.name))}" for one in changed]
-        return f"{type(self).__name__}({', '.join(given)})"
+        changed = [
+            argument
+            for argument in fields(self)
+            if argument.init and argument.repr and _differs(getattr(self, argument.name), argument)
+        ]
+        shown = [f"{argument.name}={SHORT.repr(getattr(self, argument.name))}" for argument in changed]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     @property
     def place(self) -> str:
@@ -460,7 +464,7 @@ def _check_count(name: str, value: object) -> None:
 
 def _first_given(*given: Count | None) -> int | None:
     """The first count that is given; None means all."""
-    value = next((one for one in given if one is not None), "all")
+    value = next((count for count in given if count is not None), "all")
     return None if isinstance(value, str) else value
 
 

@@ -75,6 +75,6 @@ def count_error(error: Exception) -> None:
     _ERRORS.add(1, {"type": label(type(error).__name__, vars(errors))})
 
 
-def label(value: str, known: Collection[str]) -> str:
+def label(value: str, values: Collection[str]) -> str:
     """The value if it is known, else `other`."""
-    return value if value in known else "other"
+    return value if value in values else "other"

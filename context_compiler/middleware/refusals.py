@@ -180,5 +180,5 @@ def _is_excess(sentence: str) -> bool:
 
 
 def _numbers(patterns: tuple[re.Pattern[str], ...], text: str) -> tuple[int, ...]:
-    found = (match for pattern in patterns for match in pattern.findall(text))
-    return tuple(dict.fromkeys(number for match in found if (number := int(match.replace(",", "")[:15])) > 0))
+    matches = (match for pattern in patterns for match in pattern.findall(text))
+    return tuple(dict.fromkeys(number for match in matches if (number := int(match.replace(",", "")[:15])) > 0))

@@ -377,8 +377,8 @@ def _tool_entry(tool: Any, facts: str) -> str:
 def _output_entry(output: Any, schema: str) -> str:
     """The output schema that the provider enforces, for the record."""
     name, description = json.dumps(output.name or "output"), json.dumps(output.description)
-    given = f'"strict": {json.dumps(output.strict)}, "name": {name}, "description": {description}'
-    return f'{{"kind": {json.dumps(NATIVE)}, {given}, "parameters": {schema}}}'
+    described = f'"strict": {json.dumps(output.strict)}, "name": {name}, "description": {description}'
+    return f'{{"kind": {json.dumps(NATIVE)}, {described}, "parameters": {schema}}}'
 
 
 def _tool_list(entries: Iterable[str]) -> str:

@@ -402,8 +402,8 @@ def _settle(spending: Spending, call: SummaryCall, held: Decimal, task: asyncio.
     spending.settle(call, held, None if failed else task.result())
 
 
-async def _return(known: SummaryResponse) -> SummaryResponse:
-    return known
+async def _return(response: SummaryResponse) -> SummaryResponse:
+    return response
 
 
 _TASKS: WeakSet[asyncio.Task[Any]] = WeakSet()

@@ -359,8 +359,8 @@ class RequestContext(Plan):
     @cached_property
     def outline(self) -> Outline:
         """The history as turns and groups, continued from the outline of the previous request if possible."""
-        self.compiler.outline = found = outline(self.history, self.pairing, self.compiler.outline)
-        return found
+        self.compiler.outline = turns = outline(self.history, self.pairing, self.compiler.outline)
+        return turns
 
     @cached_property
     def found_rules(self) -> Found:

@@ -391,8 +391,8 @@ class StoreAccess:
     @property
     def _is_own(self) -> bool:
         """True for a store of this package."""
-        given = self.arguments.store
-        return given is None or isinstance(given, str | Path) or type(given).__module__.startswith(PACKAGE)
+        store = self.arguments.store
+        return store is None or isinstance(store, str | Path) or type(store).__module__.startswith(PACKAGE)
 
     async def _within_limit(self, work: Callable[[], Awaitable[T]]) -> T:
         """Await a store operation; StoreError after `timeout`. The stores of this package have their own limits."""

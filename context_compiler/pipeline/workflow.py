@@ -316,7 +316,7 @@ class Directives:
     findings: tuple[Finding, ...]
 
 
-def read_directives(text: str, known: Iterable[str], *, path: str | None = None, line: int = 1) -> Directives:
+def read_directives(text: str, allowed: Iterable[str], *, path: str | None = None, line: int = 1) -> Directives:
     r"""Remove the directives from the top of a text and return them. Never raises; problems become findings.
 
     `@name value` and `@name: value` are equivalent. Names ignore case, and `-` and `_` are the same.
@@ -325,11 +325,11 @@ def read_directives(text: str, known: Iterable[str], *, path: str | None = None,
 
     Args:
         text: The text of a step, a prompt or a note.
-        known: Names of the directives; lines with other names stay in the text as written.
+        allowed: Names of the directives; lines with other names stay in the text as written.
         path: The file that contains the text, for findings.
         line: The first line of the text in that file, from 1.
     """
-    names = {_fold_name(name): name for name in known}
+    names = {_fold_name(name): name for name in allowed}
     lines = text.split("\n")
     values: dict[str, str] = {}
     directives: list[Directive] = []

@@ -245,7 +245,7 @@ def sentences(text: str) -> tuple[str, ...]:
 @lru_cache(maxsize=4_096)
 def values(sentence: str) -> tuple[Value, ...]:
     """Values of a sentence; a number without a unit does not count."""
-    return tuple(filter(None, (_value(sentence, one) for one in _VALUE.finditer(sentence))))
+    return tuple(filter(None, (_value(sentence, match) for match in _VALUE.finditer(sentence))))
 
 
 def _value(sentence: str, match: re.Match[str]) -> Value | None:
@@ -278,8 +278,8 @@ def _plain(value: str) -> str:
 
 def _subject_terms(text: str) -> frozenset[str]:
     """Subject terms of a text: without its values, ids, digits and general words."""
-    found = terms(_VALUE.sub(lambda one: f" {one['unit'] or ''} ", text))
-    return frozenset(one for one in found if one[0] != "=" and not one[0].isdigit() and len(one) > 1) - _GENERAL
+    named = terms(_VALUE.sub(lambda match: f" {match['unit'] or ''} ", text))
+    return frozenset(term for term in named if term[0] != "=" and not term[0].isdigit() and len(term) > 1) - _GENERAL
 
 
 _SPEAKER = re.compile(r"[A-Z][\w.'’ ()-]{0,80}:\s+")
@@ -401,8 +401,8 @@ class Changes:
 
     def outdated(self) -> dict[str, int]:
         """Position of the message that replaced a value last, by the value in lower case."""
-        replaced = sorted((one.at, one.old.lower()) for own in self.later.values() for one in own if one.old)
-        return {old: at for at, old in replaced}
+        changes = chain.from_iterable(self.later.values())
+        return {old: at for at, old in sorted((change.at, change.old.lower()) for change in changes if change.old)}
 
     def changing(self, positions: Iterable[int]) -> set[int]:
         """Positions of the messages that revise these messages, directly or through other revisions."""

@@ -101,7 +101,7 @@ class OtherConversations:
     def known(self) -> Mapping[int, tuple[Name, str]]:
         """Name and last indexed chain id of each conversation, by its number."""
         with self._lock:
-            return {number: (one.name, one.tip) for number, one in self._all.items()}
+            return {number: (session.name, session.tip) for number, session in self._all.items()}
 
     def take(self, news: Sequence[News], alive: Mapping[int, Name]) -> None:
         """Index new messages, and remove every conversation that is not in `alive`."""

@@ -234,8 +234,8 @@ def _of_message(
 
 def _heaviest(pieces: Sequence[str], bears: Judge) -> list[int]:
     """Indices of the `PIECES` heaviest pieces, in order."""
-    weights = [(weight, -place) for place, piece in enumerate(pieces) if (weight := bears(piece))]
-    return sorted(-place for _, place in nlargest(PIECES, weights))
+    weights = [(weight, -number) for number, piece in enumerate(pieces) if (weight := bears(piece))]
+    return sorted(-number for _, number in nlargest(PIECES, weights))
 
 
 _SPEAKERS = {Kind.USER: "user", Kind.TEXT: "assistant", Kind.MEDIA: "assistant", Kind.COMPACTION: "assistant"}

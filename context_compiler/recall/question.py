@@ -235,4 +235,4 @@ def _texts(reading: Reading) -> list[str]:
 
 def _has_term(text: str) -> bool:
     """True if a text contains a term. It is read in chunks, because the first chunk nearly always decides."""
-    return any(any(terms(text[at : at + PROSE])) for at in range(0, len(text), PROSE))
+    return any(any(terms(text[start : start + PROSE])) for start in range(0, len(text), PROSE))

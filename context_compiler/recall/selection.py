@@ -235,7 +235,7 @@ result, as `(position, order)`."""
 
 def parts_of(candidates: Sequence[Passage]) -> list[Part]:
     """Part to which each passage belongs."""
-    return [(one.position, one.order if one.tool else -1) for one in candidates]
+    return [(passage.position, passage.order if passage.tool else -1) for passage in candidates]
 
 
 def _pairs(passage: Passage) -> frozenset[tuple[str, str]]:

@@ -221,4 +221,4 @@ def negated(sentence: str) -> bool | None:
 @lru_cache(maxsize=4_096)
 def claimed(sentence: str) -> frozenset[str]:
     """Terms of a sentence without its negation and without words that announce a change."""
-    return frozenset(one for one in terms(_NEGATED.sub(" ", sentence)) if len(one) > 1) - _ANNOUNCING
+    return frozenset(term for term in terms(_NEGATED.sub(" ", sentence)) if len(term) > 1) - _ANNOUNCING

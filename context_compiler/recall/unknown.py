@@ -37,7 +37,7 @@ def spelt(question: Question, index: Index, stop: int) -> Question:
     return replace(question, terms=(question.terms - unknown).union(near))
 
 
-def near_terms(term: str, known: Iterable[str]) -> list[str]:
+def near_terms(term: str, words: Iterable[str]) -> list[str]:
     """Known words with the same first letter that differ from a word by one slip.
 
     A slip is a letter too many, one too few or a wrong one, or two that changed places. Numbers and ids have no
@@ -46,7 +46,7 @@ def near_terms(term: str, known: Iterable[str]) -> list[str]:
     if len(term) < LEAST or not term.isalpha():
         return []
     first, least, most = term[0], len(term) - 1, len(term) + 1
-    return [word for word in known if word[0] == first and least <= len(word) <= most and _is_slip(term, word)]
+    return [word for word in words if word[0] == first and least <= len(word) <= most and _is_slip(term, word)]
 
 
 def _is_slip(term: str, word: str) -> bool:

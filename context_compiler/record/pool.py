@@ -129,7 +129,10 @@ class Component:
 
     def script(self, schema: str) -> str:
         """Return the script that creates the tables."""
-        text = ";".join(one if isinstance(one, str) else one.read_text(encoding="utf-8") for one in self.statements)
+        text = ";".join(
+            statement if isinstance(statement, str) else statement.read_text(encoding="utf-8")
+            for statement in self.statements
+        )
         return text.replace("{schema}", schema).replace("{lock}", str(APPLICATION_ID))
 
 

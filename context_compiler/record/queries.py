@@ -440,7 +440,8 @@ def node_row(message: NewMessage, prefix: str) -> tuple[str, str | None, str, in
 
 def searchable_texts(messages: Iterable[NewMessage]) -> list[tuple[str, str]]:
     """Texts of messages for the search index, as `(message id, text)`; messages without text are left out."""
-    return [(one.id, one.text.encode("utf-8", "replace").decode()) for one in messages if one.text.strip()]
+    texts = ((message.id, message.text) for message in messages if message.text.strip())
+    return [(name, text.encode("utf-8", "replace").decode()) for name, text in texts]
 
 
 NEWEST, GROWTH = 16, 16
@@ -461,9 +462,9 @@ def known_prefix(db: Database, names: Sequence[str], fresh: set[str]) -> int:
     return 0
 
 
-def prefix_in(names: Sequence[str], known: Set[str]) -> int:
-    """Length of the prefix of `names` that is in `known`."""
-    return bisect_left(range(len(names)), True, key=lambda index: names[index] not in known)
+def prefix_in(names: Sequence[str], present: Set[str]) -> int:
+    """Length of the prefix of `names` that is `present`."""
+    return bisect_left(range(len(names)), True, key=lambda index: names[index] not in present)
 
 
 KEY = "session_id = ? AND vault_name = ? AND owner = ?"

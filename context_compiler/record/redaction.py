@@ -115,7 +115,7 @@ class Redactor:
 
     def _nested(self, value: Any) -> Any:
         if isinstance(value, list):
-            return [self._nested(one) for one in cast(list[Any], value)]
+            return [self._nested(item) for item in cast(list[Any], value)]
         return self._host_data(cast(dict[str, Any], value)) if isinstance(value, dict) else value
 
     def _user_data(self, value: Any, *, fixed: bool) -> Any:
@@ -142,11 +142,11 @@ class Redactor:
 
     def tools(self, text: str) -> str:
         """Redact the JSON text of tools: names, descriptions, and schemas including their keys."""
-        return self._tools.get_or_make(text, lambda: json.dumps([self._tool(one) for one in json.loads(text)]))
+        return self._tools.get_or_make(text, lambda: json.dumps([self._tool(tool) for tool in json.loads(text)]))
 
-    def _tool(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _tool(self, tool: dict[str, Any]) -> dict[str, Any]:
         free = ("name", "description", "parameters")
-        return {key: self._user_data(one, fixed=False) if key in free else one for key, one in given.items()}
+        return {key: self._user_data(value, fixed=False) if key in free else value for key, value in tool.items()}
 
     def compile(self, row: Compile, names: Mapping[str, str]) -> Compile:
         """Redact a compile; it is never reused, because its text has changed.

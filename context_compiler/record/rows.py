@@ -296,8 +296,10 @@ def join_instructions(body: bytes, text: str) -> bytes:
 def _with_instructions(body: bytes, current: re.Pattern[bytes], text: str | None) -> bytes:
     """Replace the instructions of a message. Other matches are keys of that name in the arguments of a tool call."""
     value = json.dumps(text, ensure_ascii=False).encode()
-    found = [body[: match.start(1)] + value + body[match.end(1) :] for match in current.finditer(body)]
-    return found[0] if len(found) == 1 else next(one for one in found if json.loads(one).get("instructions") == text)
+    candidates = [body[: match.start(1)] + value + body[match.end(1) :] for match in current.finditer(body)]
+    if len(candidates) == 1:
+        return candidates[0]
+    return next(candidate for candidate in candidates if json.loads(candidate).get("instructions") == text)
 
 
 def to_bytes(text: str) -> bytes:
@@ -356,9 +358,9 @@ def tips(entry: Entry) -> tuple[str | None, str | None]:
     return tip_of(entry.raw, entry.record.raw_tip), tip_of(entry.view, entry.record.view_tip)
 
 
-def tip_of(chain: Chain | None, given: str | None = None) -> str | None:
+def tip_of(chain: Chain | None, tip: str | None = None) -> str | None:
     """Return a tip: the given one, or else the end of a chain; None without either."""
-    return chain.ids[-1] if given is None and chain is not None and chain.ids else given
+    return chain.ids[-1] if tip is None and chain is not None and chain.ids else tip
 
 
 def stamp(moment: datetime) -> str:
@@ -485,8 +487,8 @@ def _plain(value: Column) -> Column:
 def _drops(items: Iterable[object]) -> Iterable[Drop]:
     for item in items:
         if isinstance(item, dict):
-            one = cast("dict[str, Any]", item)
-            yield Drop(what=str(one.get("what", "")), reason=str(one.get("reason", "")), tokens=one.get("tokens", 0))
+            drop = cast("dict[str, Any]", item)
+            yield Drop(what=str(drop.get("what", "")), reason=str(drop.get("reason", "")), tokens=drop.get("tokens", 0))
 
 
 @contextmanager

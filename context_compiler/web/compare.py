@@ -89,8 +89,8 @@ class Wanted:
 
     def changes(self, record: Record) -> bool:
         """True if a setting differs from those of a request."""
-        given = {"template": self.template or None, "fidelity": self.fidelity or None, "budget": self.budget}
-        return differs(record, **given, recall=self.recall, trigger=self.trigger)
+        arguments = {"template": self.template or None, "fidelity": self.fidelity or None, "budget": self.budget}
+        return differs(record, **arguments, recall=self.recall, trigger=self.trigger)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

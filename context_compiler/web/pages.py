@@ -107,8 +107,8 @@ def load_pages() -> None:
 
 def link(path: str, /, **query: object) -> str:
     """Build an address with those parameters that are not empty."""
-    given = {name: value for name, value in query.items() if value not in ("", None)}
-    return f"{path}?{urlencode(given)}" if given else path
+    values = {name: value for name, value in query.items() if value not in ("", None)}
+    return f"{path}?{urlencode(values)}" if values else path
 
 
 def render(name: str, **values: Any) -> str:
