@@ -159,7 +159,7 @@ async def test_a_call_answered_after_a_compile_began_is_sent_with_its_result() -
     assert_pairs_whole(chat.talker.last.messages)
 
 
-async def test_what_a_user_pins_or_dismisses_while_it_is_made_counts() -> None:
+async def test_a_message_pinned_and_a_rule_dismissed_since_it_began_are_respected() -> None:
     chat = Chat(Gate(), store=MemoryStore())
     await chat.turn(conversation_id="one")
     chat.messages = (await run(chat.agent, RULE, message_history=chat.messages, conversation_id="one")).messages
