@@ -49,6 +49,9 @@ STEPS = 32
 RECALLED = "+recalled"
 """Suffix of the configuration under which recall blocks are saved, next to the cycles of that configuration."""
 
+OTHER_FIRST = "session {!r}: somebody compiled, undid or pinned in it meanwhile; look at it and try again"
+"""Error of an action that another one came before; `{}` is the session."""
+
 LATE_AGE_S = 1.0
 """Seconds after which a request that is recorded is marked as recorded late."""
 
@@ -184,7 +187,9 @@ class Archive:
         Raises:
             StoreError: The record cannot be read.
         """
-        return await self.transcript(session_id) if self.keeps_content else list(self.earlier.last_seen(session_id))
+        return (
+            await self.transcript(session_id) if self.keeps_content else list(await self.earlier.last_seen(session_id))
+        )
 
     async def transcript(self, session_id: str) -> list[ModelMessage]:
         """The raw history of a conversation, as last seen."""
@@ -302,19 +307,22 @@ class Archive:
                 action came first; nothing was saved.
         """
         store, vault = self.access.store_for(began) if self.keeps_content else None, self._arguments.place
+        key = self.owner, session_id
         if isinstance(store, Steered):
             try:
                 action = await store.save_action(session_id, vault, action, after=after, compile=row)
             except StoreError:
                 newer = [other for other in await store.actions(session_id, vault) if other.number > after]
-                kinds = {other.kind for other in newer}
-                if action.kind != COMPILE or not newer or kinds & {COMPILE, UNDO}:
+                if not newer or _is_superseded(action, newer):
                     raise
                 action = await store.save_action(session_id, vault, action, after=newer[-1].number, compile=row)
         else:
             await self.keep_unsent(row, began)
-            action = replace(action, number=after + 1)
-        self._actions.keep((self.owner, session_id), (*(self._actions.get((self.owner, session_id)) or ()), action))
+            newer = [other for other in self._actions.get(key) or () if other.number > after]
+            if _is_superseded(action, newer):
+                raise StoreError(OTHER_FIRST.format(session_id))
+            action = replace(action, number=max([after, *(other.number for other in newer)]) + 1)
+        self._actions.keep(key, (*(self._actions.get(key) or ()), action))
 
     async def keep_unsent(self, row: Compile | None, began: Moment) -> None:
         """Save a compile that no request used, if a model was paid for it: it counts as a cost of its session.
@@ -349,6 +357,11 @@ async def _newest_request(store: Store, session_id: str) -> Record | None:
         if within is not None or len(records) < limit:
             break
     return within or (records[0] if records else None)
+
+
+def _is_superseded(action: Action, newer: Sequence[Action]) -> bool:
+    """True if newer actions prevent an action; a compile tolerates pins."""
+    return bool(newer) and (action.kind != COMPILE or not {COMPILE, UNDO}.isdisjoint(other.kind for other in newer))
 
 
 def _lacks_row(cycle: Cycle) -> bool:

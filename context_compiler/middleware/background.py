@@ -23,6 +23,9 @@ from context_compiler.record.values import Compile
 BACKGROUND = "made in the background"
 """Part of a compile's status if it started before a request needed it."""
 
+CHANGED = "the history has changed since"
+"""Error of a compile that no request can use because its messages are gone."""
+
 
 def pending(context: RequestContext) -> PendingCompile | None:
     """The background compile of this conversation, running or finished but unused; None if there is none."""
@@ -82,7 +85,7 @@ async def finish(
     """Wait for a background compile and turn it into an advance.
 
     Returns:
-        The advance, or None with the row and the error of a failed compile.
+        The advance; or None with the row of a compile that failed or cannot be used, and the error of a failed one.
     """
     response = await host.land(job.task)
     try:
@@ -95,9 +98,14 @@ async def finish(
         return response
 
     done = await advance(job.context, job.limits, where=job.where, ask=answer, previous=job.previous)
-    # answers to calls that it leaves out may have arrived since it began, and a user may have pinned a message
-    valid = valid_cycle(done.cycle, context.history, context.policy.config)
-    cycle = done.cycle if valid is None else brought_up_to_date(valid, context, context.limits(valid).room)
+    cycle = valid_cycle(done.cycle, context.history, context.policy.config)
+    if cycle is None:  # a message that revises what it quotes has been taken away
+        context.run.asked_turn = context.turn
+        error = CompileError(CHANGED, model=context.policy.model, phase="background", usage=response.usage)
+        return None, _row(job, error, "skipped"), None
+    # since it began, late answers may have come, a user may have pinned a message, a provider refused a request
+    cycle = brought_up_to_date(cycle, context, context.limits(cycle).room)
+    cycle = replace(cycle, tight=context.run.tight if context.run.refused else 1.0)
     return replace(done, cycle=cycle, row=done.row and _with_note(job, done.row)), None, None
 
 
@@ -144,7 +152,7 @@ def _reason_unusable(context: RequestContext, job: PendingCompile, host: Host) -
         return "it was made in another event loop"
     if job.task.cancelled():
         return "it was cancelled"
-    return None if job.fits(context.history, context.policy.config) else "the history has changed since"
+    return None if job.fits(context.history, context.policy.config) else CHANGED
 
 
 def _row(job: PendingCompile, error: CompileError, status: str = "failed") -> Compile:

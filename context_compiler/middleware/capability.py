@@ -339,10 +339,10 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             focus: Subject that the notes have to keep above all.
         """
         mine = self._running.get(ctx.run_id or "")
-        if mine is None or mine._request is None or mine._host is None or self.dry_run or is_durable(ctx):
+        if mine is None or mine._run.request is None or mine._host is None or self.dry_run or is_durable(ctx):
             return f"Nothing was compiled: it cannot be done in this run. {GO_ON}"
         return await compile_context(
-            self._middleware.state, mine._run, mine._request, mine._host, focus, self._middleware.report
+            self._middleware.state, mine._run, mine._run.request, mine._host, focus, self._middleware.report
         )
 
     @classmethod

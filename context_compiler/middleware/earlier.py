@@ -49,10 +49,17 @@ class RawHistories:
         """Keep the raw history of a conversation in memory; `since` is a time before it was saved."""
         self._histories.keep((self._access.owner, session_id), (history, since))
 
-    def last_seen(self, session_id: str) -> Sequence[ModelMessage]:
-        """The raw history of a conversation in memory; empty if there is none."""
-        history, _ = self._histories.get((self._access.owner, session_id)) or (None, None)
-        return history.messages if history is not None else ()
+    async def last_seen(self, session_id: str) -> Sequence[ModelMessage]:
+        """The raw history of a conversation in memory; empty if there is none, or if something was deleted since."""
+        key = self._access.owner, session_id
+        history, since = self._histories.get(key) or (None, None)
+        if history is None or since is None:
+            return ()
+        recorded = self._access.arguments.record != "off" and self._access.as_sql(self._access.store) is not None
+        if recorded and await self._is_stale(since):
+            self._histories.take(key)
+            return ()
+        return history.messages
 
     async def prepend(self, run: Run, request: Request, reader: Reader) -> Request:
         """Prepend the recorded messages before a window, if the application gives only a window of a conversation.

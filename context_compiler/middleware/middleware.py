@@ -117,7 +117,8 @@ class Middleware:
             request = await self.archive.scoped(request.owner).earlier.prepend(run, request, self.state.reader)
             if self._layer_blocks is not None:
                 request = await self._layer_blocks.attach(run, request)
-            request, result = await self._view_or_fallback(run, request, host)
+            run.request, result = await self._view_or_fallback(run, request, host)
+            request = run.request
             await self._reports.report_shortfalls(request, result)
             return await self.recording.deliver(run, request, result, started)
 

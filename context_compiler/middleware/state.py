@@ -138,6 +138,8 @@ class Result:
 class Run:
     """State of one run between its requests."""
 
+    request: Request | None = None
+    """The last request, with earlier messages and layers."""
     raw: History | None = None
     view: History | None = None
     cycle: Cycle | None = None

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from pydantic_ai import Agent
+from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import (
     ModelMessage,
     ModelRequest,
@@ -313,6 +314,40 @@ async def test_a_regenerated_turn_still_uses_the_compile() -> None:
     chat.messages = chat.messages[:-2]
     await chat.until(lambda: chat.status == "compiled")
     assert chat.gate.asked == 1
+
+
+async def test_a_compile_that_quotes_a_change_which_was_taken_back_is_discarded() -> None:
+    chat = Chat(Gate(), store=MemoryStore())
+    told = await run(chat.agent, "The port of the mail server is 8080.", conversation_id="one")
+    chat.messages = told.messages
+    while not chat.gate.asked:
+        await chat.turn(words=40, conversation_id="one")
+        kept = chat.messages
+        changed = f"{prose(99, 90)}\n\nActually, the port of the mail server is 9000 now, not 8080."
+        await run(chat.agent, changed, message_history=kept, conversation_id="one")
+        await settle()
+        chat.messages = kept
+    chat.gate.open()
+    await settle()
+    await chat.until(lambda: chat.status != "raw", conversation_id="one")
+    assert chat.status == "compiled" and "8080" in chat.talker.last.text
+    assert "changed at" not in chat.talker.last.text and "9000" not in chat.talker.last.text
+    assert chat.gate.asked == 1
+    await chat.turn(conversation_id="one")
+    assert chat.status == "cycle" and not chat.errors
+
+
+async def test_a_refusal_lowers_the_budget_no_longer_than_to_the_next_compile() -> None:
+    chat = Chat(Gate(opened=True), budget=3 * BUDGET)
+    await chat.until(lambda: chat.status == "compiled", words=150)
+    chat.talker.say([ModelHTTPError(400, "gate", {"error": {"message": "prompt is too long"}}), "I see."])
+    await chat.turn()
+    budgets = [view.budget for view in chat.views]
+    assert budgets[-1] < budgets[0] == 3 * BUDGET
+    chat.talker.say("I see.")
+    await chat.until(lambda: chat.gate.asked == 2 and chat.status == "compiled", words=150)
+    await chat.turn()
+    assert chat.status == "cycle" and chat.views[-1].budget == 3 * BUDGET and not chat.errors
 
 
 async def test_a_conversation_is_recognised_by_its_text() -> None:

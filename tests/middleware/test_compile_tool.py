@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,6 +57,21 @@ async def test_the_next_request_of_the_run_uses_the_requested_compile() -> None:
     await work.turn("And now?", messages)
     assert work.views[-1].status == "cycle" and work.notes.asked == 1
     assert (await work.ours.undo_compile("work")).done
+
+
+async def test_the_whole_conversation_is_compiled_if_the_application_gives_a_window(tmp_path: Path) -> None:
+    work = Working("noted", ASK, "done", store=tmp_path / "context.db")
+    messages = await work.turn("The ticket is 4713.", long_history(20)[:-1])
+    shown = messages[-8:]
+    while not isinstance(shown[0], ModelRequest) or any(part.part_kind != "user-prompt" for part in shown[0].parts):
+        shown = messages[-len(shown) - 1 :]
+    answered = await work.turn("Compile, please.", shown)
+    [told] = answers(answered)
+    assert told.startswith("From the next request on, ") and work.notes.asked == 1
+    assert work.views[-1].status == "compiled" and not work.errors
+    assert int(told.partition("instead of ")[2].split(". ")[0].replace(",", "")) > 5_000, "not the window alone"
+    record = work.views[-1].record
+    assert record is not None and record.compile is not None and record.compile.raw_output == NOTES
 
 
 async def test_the_tool_compiles_at_most_once_per_turn() -> None:

@@ -663,6 +663,33 @@ async def test_without_stored_content_steering_works_in_memory(wanted: dict[str,
     assert "47110815" not in await talk.say("And now?") and len(await talk.ours.pins("talk")) == 1
 
 
+@pytest.mark.parametrize("wanted", [{"record": "off"}, {"record": "metadata"}, {}], ids=["off", "metadata", "full"])
+async def test_a_compile_by_hand_does_not_overrule_what_was_done_meanwhile(wanted: dict[str, Any]) -> None:
+    talk = await talked(notes=Notes(GOOD), **wanted)
+    assert (await talk.ours.compile_now("talk")).done
+    await talk.say(*prompts(6, 20))
+    talk.notes.hold()
+    second = asyncio.create_task(talk.ours.compile_now("talk"))
+    while talk.notes.asked < 2:
+        await asyncio.sleep(0)
+    await talk.ours.pin("talk", "turn 9")
+    assert (await talk.ours.undo_compile("talk")).done
+    talk.notes.release()
+    assert not (await second).done
+    assert whole(await talk.say("And now?"), 0) and len(await talk.ours.pins("talk")) == 1
+
+
+async def test_with_metadata_a_deleted_conversation_is_not_compiled_from_memory(tmp_path: Path) -> None:
+    talk = await talked(record="metadata", store=tmp_path / "context.db")
+    assert (await talk.ours.preview("talk")).before
+    store = SQLiteStore(tmp_path / "context.db")
+    assert await store.delete("talk")
+    await store.close()
+    with pytest.raises(StoreError, match="nothing of it"):
+        await talk.ours.compile_now("talk")
+    assert talk.notes.asked == 0
+
+
 async def test_each_owner_steers_their_own_conversation() -> None:
     talk = await talked(owner=lambda ctx: "ann")
     assert (await talk.ours.compile_now("talk", owner="ann")).done

@@ -81,6 +81,10 @@ class Talker:
         self._script, self._step, self._calls, self._usage = script, 0, 0, usage
         self.model = FunctionModel(self._whole, stream_function=self._streamed, **model)
 
+    def say(self, script: Script) -> None:
+        """Begin another script."""
+        self._script, self._step = script, 0
+
     @property
     def last(self) -> Sent:
         """The request that came last."""
@@ -145,7 +149,17 @@ class Notes:
         self.prompts: list[str] = []
         self.cancelled = 0
         self._text, self._seconds = text, seconds
+        self._free = asyncio.Event()
+        self.release()
         self.model = FunctionModel(self.answer, model_name="notes")
+
+    def hold(self) -> None:
+        """Answer no prompt until `release`."""
+        self._free.clear()
+
+    def release(self) -> None:
+        """Answer again."""
+        self._free.set()
 
     @property
     def asked(self) -> int:
@@ -158,6 +172,7 @@ class Notes:
         number = self.asked
         try:
             await asyncio.sleep(self._seconds)
+            await self._free.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
