@@ -224,5 +224,8 @@ def test_no_pattern_takes_more_than_linear_time() -> None:
             if first * 16 < SOON:
                 continue
             first, second = min(first, scanned(pattern, some, anywhere)), scanned(pattern, many, anywhere)
+            for _ in range(3):  # a neighbour that fills the caches of the processor costs CPU time too
+                if second > max(SOON, 10 * first):
+                    second = min(second, scanned(pattern, many, anywhere))
             slow += [f"{location}: {unit!r} {first:.3f} s, {second:.3f} s"] if second > max(SOON, 10 * first) else []
     assert not slow, "\n".join(slow)
