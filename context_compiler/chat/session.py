@@ -200,7 +200,8 @@ class ChatSession:
         system: Folder whose templates come second.
         notice: Called with each message for the user, one line.
         clock: Source of the current time.
-        arguments: Further arguments of `ContextCompiler`, such as `budget`, `model` and `background`.
+        arguments: Further arguments of `ContextCompiler`, such as `budget`, `model` and `background`; `vault_name` is
+            that of `vault`.
 
     Raises:
         SettingsError: a value is invalid.
@@ -247,7 +248,9 @@ class ChatSession:
             clock=clock,
         )
         places = {"store": self.storage.store, "vault": vault, "vault_name": self.vault_name, "system": system}
-        self._arguments: dict[str, Any] = {**arguments, **places}
+        heard = {"on_view": self._on_view, "on_error": self._on_error}
+        heard = {name: _both(call, arguments.pop(name, None)) for name, call in heard.items()}
+        self._arguments: dict[str, Any] = dict(**arguments, **places, **heard)
         self._compilers: dict[str, ContextCompiler] = {}
         self._pending: _PendingReply | None = None
         self._task: asyncio.Task[None] | None = None
@@ -264,7 +267,7 @@ class ChatSession:
     def compiler(self) -> ContextCompiler:
         """Return the compiler of the current template; each template keeps its own, with its summaries."""
         if self.template not in self._compilers:
-            compiler = ContextCompiler(on_view=self._on_view, on_error=self._on_error, **self._arguments)
+            compiler = ContextCompiler(**self._arguments)
             compiler.template = self.template  # if missing, it is reported at the first turn; the chat continues
             compiler.check()
             self._compilers[self.template] = compiler
@@ -422,6 +425,19 @@ class ChatSession:
         if key not in self._errors_before | self._errors:
             self._notice(f"{error}" if isinstance(error, BudgetError) else f"{error}; the conversation continues")
         self._errors.add(key)
+
+
+def _both(own: Callable[[Any], None], other: Any) -> Any:
+    """A callback that calls the chat's own function and then the application's, which may be async.
+
+    What is no function is returned, for `ContextCompiler` to refuse.
+    """
+
+    def call(value: Any) -> Any:
+        own(value)
+        return other(value)
+
+    return own if other is None else call if callable(other) else other
 
 
 def _input_cost(response: ModelMessage | None) -> Decimal | None:

@@ -141,6 +141,8 @@ async def compile_view(
 def _check(arguments: Arguments, alias: str) -> None:
     """Check the arguments; SettingsError if one is wrong or needs a run."""
     arguments.check()
+    if any(map(callable, arguments.rules)):
+        raise SettingsError("rules contains a function, which only an agent's run calls: give texts")
     if arguments.counter == PROVIDER:
         raise SettingsError("counter='provider': a provider counts whole requests, which only an agent's run has")
     if alias and arguments.budget_unpriced(alias, None):
@@ -179,7 +181,7 @@ def _read(arguments: Arguments, messages: Sequence[ModelMessage], session: str |
         model=model_alias(arguments.model or "none"),
         hash=None,
         dropped=dropped,
-        rules=tuple(rule for rule in arguments.rules if isinstance(rule, str)),
+        rules=tuple(map(str, arguments.rules)),
         owner=arguments.static_owner,
     )
     return read_request(compiler, Run(raw=history), request, None)

@@ -11,9 +11,9 @@ from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
-from context_compiler import MemoryStore, SQLiteStore
+from context_compiler import MemoryStore, SQLiteStore, View
 from context_compiler.chat import ChatSession, ReflectionPolicy
-from context_compiler.errors import SettingsError
+from context_compiler.errors import SettingsError, TemplateError
 from context_compiler.messages.bodies import message_body
 from context_compiler.record.values import Entry, Record
 from tests.chat.support import NOTES, Model, Room, texts
@@ -35,6 +35,25 @@ async def test_an_answer_comes_in_pieces_and_is_kept_whole(room: Room) -> None:
 def test_a_first_argument_that_is_not_an_agent_is_refused(given: object) -> None:
     with pytest.raises(SettingsError, match="give the Agent first, and then the name of the session"):
         ChatSession(given, store=None)  # pyright: ignore[reportArgumentType] # wrong on purpose
+
+
+async def test_the_application_hears_views_and_errors_beside_the_chat(room: Room) -> None:
+    views: list[View] = []
+    errors: list[Exception] = []
+
+    async def hear(view: View) -> None:
+        views.append(view)
+
+    chat = room.chat(Model(), template="no_such_template", endless=True, on_view=hear, on_error=errors.append)
+    reply = await chat.say("Hello.")
+    await chat.close()
+    assert views == [reply.view]
+    assert [type(error) for error in errors] == [TemplateError] and len(room.notices) == 1
+
+
+def test_the_name_of_a_vault_is_that_of_its_folder(room: Room) -> None:
+    with pytest.raises(TypeError, match="vault_name"):
+        room.chat(Model(), vault=room.path, vault_name="other")
 
 
 async def test_normal_mode_sends_the_whole_history(room: Room) -> None:

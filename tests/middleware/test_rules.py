@@ -142,6 +142,11 @@ def test_wrong_rules_are_refused(wrong: Any) -> None:
         ContextCompiler(rules=wrong)
 
 
+async def test_a_function_as_a_rule_is_refused_without_an_agent() -> None:
+    with pytest.raises(SettingsError, match="give texts"):
+        await compile_view([user("Hello.")], rules=[str])  # pyright: ignore[reportArgumentType] # wrong on purpose
+
+
 async def test_rules_that_do_not_fit_are_on_the_record_and_reported_once() -> None:
     talk = Talk(budget=500)
     rules = tuple(f"Never move container {number} of the quay without its papers." for number in range(30))
