@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
+from itertools import dropwhile
 from typing import Any
 
 from pydantic_ai import RunContext
@@ -85,10 +86,12 @@ class ManagedContext(AbstractCapability[Any]):
 
     async def _prepare(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> RequestMessages:
         await self.processor.load_or_report()
-        news = messages[self._seen :] if self._seen else new_messages(self.processor, messages)
-        self._seen = len(messages)
-        charge = partial(charge_run, ctx)
-        request = await prepare_request(self.processor, news, messages, self._turn_key, charge, ends=True)
+        seen, self._seen = self._seen, len(messages)
+
+        def news() -> News:
+            return messages[seen:] if seen else new_messages(self.processor, messages), self._turn_key
+
+        request = await prepare_request(self.processor, news, messages, partial(charge_run, ctx), ends=True)
         self._turn_key = request.key
         if self._ended:
             _end_turn(self.processor, self._turn_key, failed=True)
@@ -110,6 +113,8 @@ class ManagedHistory:
         self._processor = processor
         self._runs: Memo[str, tuple[int | None, int]] = Memo(MAX_RUNS)
         """By run id: key of its turn, and number of the history's messages that the session has taken in."""
+        self._views: Memo[str, int] = Memo(MAX_RUNS)
+        """Key of the turn that a view was made for, by the chain id in the view's mark."""
 
     async def __call__(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
         """Return the messages of the session, with a mark that identifies them later. Never raises."""
@@ -119,17 +124,36 @@ class ManagedHistory:
     async def _replace_messages(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
         await self._processor.load_or_report()
         run = ctx.run_id or ""
-        key, seen = self._runs.get(run) or (None, 0)
-        news: Sequence[ModelMessage]
-        mark = next((candidate for message in messages if (candidate := find_mark(message)) is not None), None)
-        if mark is not None and "responses" in mark:
-            news = messages_after(messages, mark["responses"], mark["tail"])
-        else:
-            news = messages[seen:] if seen else new_messages(self._processor, messages)
-        charge = partial(charge_run, ctx)
-        request = await prepare_request(self._processor, news, messages, key, charge, ends=False)
+        news, charge = partial(self._news, run, messages), partial(charge_run, ctx)
+        request = await prepare_request(self._processor, news, messages, charge, ends=False)
         self._runs.keep(run, (request.key, len(messages)))
-        return messages if request.same else tag_view(request.messages, str(self._processor.session.taken))
+        tip = str(_read_history(self._processor, messages).tip)
+        if request.key is not None:
+            self._views.keep(tip, request.key)
+        return messages if request.same else tag_view(request.messages, tip)
+
+    def _news(self, run: str, messages: Sequence[ModelMessage]) -> News:
+        """Find what the session lacks; what comes before the first prompt belongs to the turn of the marked view."""
+        known = self._runs.get(run)
+        key, seen = known or (None, 0)
+        mark = next((candidate for message in messages if (candidate := find_mark(message)) is not None), None)
+        if mark is None or "responses" not in mark:
+            return messages[seen:] if seen else new_messages(self._processor, messages), key
+        news = messages_after(messages, mark["responses"], mark["tail"])
+        if known is None and (key := self._turn_of(mark["tip"])) is None:
+            return list(dropwhile(lambda message: not starts_turn(message, self._processor.reader), news)), None
+        return news, key
+
+    def _turn_of(self, tip: str) -> int | None:
+        """Key of the turn that a view was made for; None if a view of another process is not the newest."""
+        session = self._processor.session
+        newest = session.turns[-1].key if session.turns and tip == str(session.taken) else None
+        key = self._views.get(tip)
+        return newest if key is None else key
+
+
+News = tuple[Sequence[ModelMessage], int | None]
+"""Messages that the session does not contain yet, and the key of the turn that goes on with them; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,9 +187,8 @@ def _read_history(processor: TurnProcessor, messages: Sequence[ModelMessage]) ->
 
 async def prepare_request(
     processor: TurnProcessor,
-    news: Sequence[ModelMessage],
+    news: Callable[[], News],
     seen: Sequence[ModelMessage],
-    key: int | None,
     charge: Charge,
     *,
     ends: bool,
@@ -174,20 +197,21 @@ async def prepare_request(
 
     Args:
         processor: The session.
-        news: Messages that the session does not contain yet.
+        news: Finds what the session does not contain yet; called when no other run changes the session.
         seen: The host's whole history, which the session then counts as taken in.
-        key: Key of the run's turn; None if it has none yet.
         charge: Called with every answer of the model, to charge it to the run.
         ends: True if the end of the run will be reported; until then, other runs are not sent its turn.
     """
     async with processor.lock:
-        own = _extract_system_prompts(processor, news)
+        fresh, key = news()
+        taken = _read_history(processor, seen).tip
+        own = _extract_system_prompts(processor, fresh)
         prompts = [index for index, message in enumerate(own) if starts_turn(message, processor.reader)]
         if prompts:
             _add_missed_turns(processor, own[: prompts[-1]], key)
             processor.llm.charge = charge
             try:
-                await processor.process(own[prompts[-1] :])
+                await processor.process(own[prompts[-1] :], taken)
             finally:
                 processor.llm.charge = None
             _end_turn(processor, key)
@@ -200,7 +224,7 @@ async def prepare_request(
                 if ends:
                     processor.live.add(key)
             _extend_turn(processor, key, own)
-        processor.session = replace(processor.session, taken=_read_history(processor, seen).tip)
+            processor.session = replace(processor.session, taken=taken)
         others = frozenset(processor.live - {key})
         messages = processor.limit.within(processor.session, context_messages(processor.session, others))
         same = len(messages) == len(seen) and all(map(operator.is_, messages, seen))
@@ -246,8 +270,18 @@ def _add_missed_turns(processor: TurnProcessor, messages: Sequence[ModelMessage]
                 processor.session = replace(processor.session, turns=(*processor.session.turns, turn))
         else:
             last = processor.session.turns[-1].key if key is None else key
-            _extend_turn(processor, last, group)
+            if _awaits(processor, last, group):
+                _extend_turn(processor, last, group)
             _end_turn(processor, last)
+
+
+def _awaits(processor: TurnProcessor, key: int | None, messages: Sequence[ModelMessage]) -> bool:
+    """True if a turn has no answer yet. The history of a run that is made again has the answer of the turn before."""
+    turn = next((turn for turn in processor.session.turns if turn.key == key), None)
+    if turn is None or not isinstance(turn.messages[-1], ModelRequest):
+        return False
+    names = [processor.reader.one(message).name for message in (*turn.messages[-len(messages) :], *messages)]
+    return names[: -len(messages)] != names[-len(messages) :]
 
 
 def _extend_turn(processor: TurnProcessor, key: int | None, messages: Sequence[ModelMessage]) -> None:

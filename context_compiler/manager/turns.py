@@ -86,23 +86,31 @@ class TurnProcessor:
         """Tokens of the messages before they are cut to the limit."""
         return uncut_tokens(self.session, self.reader)
 
-    def add_turn(self, messages: Sequence[ModelMessage]) -> SessionTurn:
-        """Add a turn; a previous turn that is still open is closed without an answer."""
+    def add_turn(self, messages: Sequence[ModelMessage], taken: str | None = None) -> SessionTurn:
+        """Add a turn; a previous turn that is still open is closed without an answer.
+
+        Args:
+            messages: The turn's messages.
+            taken: Chain id of the host's history that ends with them, if they are from one.
+        """
         last = self.session.turns[-1] if self.session.turns else None
         if last is not None and last.open and last.key not in self.live:
             self.session = with_turn(self.session, replace(last, open=False))
         turn = make_turn(messages, self.reader, open=True)
         self.session = replace(
-            self.session, turns=(*self.session.turns, turn), since_checkpoint=self.session.since_checkpoint + 1
+            self.session,
+            turns=(*self.session.turns, turn),
+            since_checkpoint=self.session.since_checkpoint + 1,
+            taken=taken or self.session.taken,
         )
         return turn
 
-    async def process(self, messages: Sequence[ModelMessage]) -> ContextTurnResult:
-        """Process a turn that begins with these messages. Only cancellation interrupts it."""
+    async def process(self, messages: Sequence[ModelMessage], taken: str | None = None) -> ContextTurnResult:
+        """Process a turn that begins with these messages; see `add_turn`. Only cancellation interrupts it."""
         trouble: list[str] = []
         await self.reporter.attempt("resuming the session", self.load(), trouble)
         await self._rate(trouble)
-        turn = self.add_turn(messages)
+        turn = self.add_turn(messages, taken)
         pending = pending_question(self.reader.read(messages), self.reader.counter)
         query = pending.text if pending else ""
         matches = await self.reporter.attempt("grounding", self.search(query), trouble)
@@ -215,7 +223,11 @@ class TurnProcessor:
         restored = await self.checkpoints.restore(commit)
         before = self.session.turns
         stays = tuple(turn for turn in before if turn.key == staying or turn.key in self.live)
-        turns = tuple(turn for turn in restored.turns if not any(self._is_earlier_state(turn, now) for now in stays))
+        turns = tuple(
+            turn if mine is None or mine in stays else replace(turn, key=mine.key)
+            for turn, mine in zip(restored.turns, self._own_turns(restored.turns), strict=True)
+            if not any(self._is_earlier_state(turn, now) for now in stays)
+        )
         self.session = replace(restored, turns=(*turns, *stays), taken=self.session.taken)
         self.loaded, self.last_saved = True, (*self.last_saved, *turns)
         return RollbackResult(commit_restored=str(commit), turns_lost=max(0, len(before) - len(self.session.turns)))
@@ -246,24 +258,28 @@ class TurnProcessor:
     def _merge_with_saved(
         self, saved: Sequence[SessionTurn]
     ) -> tuple[tuple[SessionTurn, ...], tuple[SessionTurn, ...]]:
-        """Return the saved turns, with responses that were added here since, and the turns that were never saved.
+        """Return the saved turns, with responses that were added here since, and the turns that were never saved."""
+        own = self._own_turns(saved)
+        merged = list[SessionTurn]()
+        for turn, same in zip(saved, own, strict=True):
+            mine = same or turn
+            longer = len(mine.messages) > len(turn.messages) or mine.key in self.live
+            merged.append(mine if longer else replace(turn, key=mine.key))
+        known = {turn.key for turn in own if turn is not None} | ({turn.key for turn in self.last_saved} - self.live)
+        return tuple(merged), tuple(turn for turn in self.session.turns if turn.key not in known)
 
-        A saved turn and one of this session are the same if the messages of the latter begin with those of the former.
-        """
+    def _own_turns(self, saved: Sequence[SessionTurn]) -> list[SessionTurn | None]:
+        """Return the same turn of this session for each saved one: its messages begin with those of the saved one."""
         by_prompt = defaultdict[tuple[bytes, ...], list[SessionTurn]](list)
         for turn in self.session.turns:
             by_prompt[_bodies(turn)[:1]].append(turn)
-        merged = list[SessionTurn]()
-        for turn in saved if by_prompt else ():
-            bodies = _bodies(turn)
+        own = list[SessionTurn | None]()
+        for bodies in map(_bodies, saved) if by_prompt else ():
             candidates = by_prompt[bodies[:1]]
             matching = (index for index, other in enumerate(candidates) if _bodies(other)[: len(bodies)] == bodies)
             index = next(matching, None)
-            mine = turn if index is None else candidates.pop(index)
-            merged.append(mine if len(mine.messages) > len(bodies) or mine.key in self.live else turn)
-        unsaved = {turn.key for group in by_prompt.values() for turn in group}
-        unsaved -= {turn.key for turn in self.last_saved} - self.live
-        return tuple(merged or saved), tuple(turn for turn in self.session.turns if turn.key in unsaved)
+            own.append(None if index is None else candidates.pop(index))
+        return own or [None] * len(saved)
 
     async def load_or_report(self) -> None:
         """Load the saved session once; an error is only reported."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +11,12 @@ from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults, Tool
 from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart, ToolReturnPart
 
-from context_compiler.manager import ContextManager, VolatileMemory
+from context_compiler.manager import ContextManager, SQLiteMemory, VolatileMemory
 from context_compiler.manager.session import make_turn, safe_boundary
 from context_compiler.messages.history import Reader
 from context_compiler.messages.turns import pair
 from context_compiler.tokens import as_counter
-from tests.manager.fakes import Fragile, Scribe, managed
+from tests.manager.fakes import Fragile, Scribe, managed, said
 from tests.support.agents import WAYS, Talker, compiler, unstamped
 from tests.support.builders import assistant, user
 
@@ -311,3 +312,47 @@ async def test_a_compiler_beside_a_manager_quotes_no_turn_twice(way: str, budget
         history = (await agent.run(prompt, **options)).all_messages()
     assert max(sent.text.count(fact) for sent in talker.sent for fact in facts) == 1
     assert facts[0] not in talker.last.text and max(sent.tokens for sent in talker.sent) <= budget
+
+
+@BOTH
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize("again", ["after a failure", "from an older history"])
+async def test_a_run_that_is_made_again_gives_no_answer_to_a_wrong_question(way: str, marked: bool, again: str) -> None:
+    manager, talker = managed(system_prompt="Be brief." if marked else None), Talker("first")
+    agent = attached(way, manager, talker)
+    history = (await agent.run("one")).all_messages()
+    talker.say(ConnectionError("provider is down") if again == "after a failure" else "second")
+    try:
+        await agent.run("two", message_history=history)
+    except ConnectionError:
+        pass
+    talker.say("third")
+    await agent.run("two again", message_history=history)
+    told = said(manager.transcript())
+    assert told.count("first") == 1 and told[:3] == ["one", "first", "two"]
+    assert talker.last.text.count("first") == 1
+
+
+async def test_an_answer_that_was_rolled_back_with_its_question_does_not_return() -> None:
+    manager, talker = managed(system_prompt="Be brief.", checkpoint_interval=99), Talker("first")
+    agent = attached("processor", manager, talker)
+    history = (await agent.run("one")).all_messages()
+    talker.say("second")
+    await manager.checkpoint("good")
+    history = (await agent.run("two", message_history=history)).all_messages()
+    await manager.rollback()
+    talker.say("third")
+    await agent.run("three", message_history=history)
+    assert "second" not in said(manager.transcript()) and "three" in said(manager.transcript())
+
+
+@BOTH
+async def test_two_first_runs_at_once_take_the_history_in_once(way: str, tmp_path: Path) -> None:
+    memory = SQLiteMemory("s", tmp_path / "context.db")
+    manager, talker = managed("none", memory), Talker("ok.")
+    agent = attached(way, manager, talker)
+    history: list[ModelMessage] = [user("earlier"), assistant("noted")]
+    await asyncio.gather(*(agent.run(text, message_history=history) for text in ("plan", "work")))
+    told = said(manager.transcript())
+    assert told.count("earlier") == 1 and told.count("plan") == told.count("work") == 1
+    await memory.close()

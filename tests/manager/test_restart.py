@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic_ai import Agent
 from pydantic_ai.capabilities import ProcessHistory
+from pydantic_ai.messages import ModelMessage
 
 from context_compiler.errors import ContextMemoryError
 from context_compiler.manager import ContextManager, SQLiteMemory
@@ -293,3 +294,22 @@ async def test_an_answer_is_saved_by_a_checkpoint_without_versions_too(memory: A
     assert first.add_response("Noted.")
     assert await first.checkpoint() is None
     assert said((await resumed(memory)).transcript()) == ["My name is Ada.", "Noted."]
+
+
+@pytest.mark.parametrize("runs", [1, 2, 3])
+@pytest.mark.parametrize("marked", [True, False])
+async def test_an_answer_that_only_the_history_has_stays_with_its_question(
+    tmp_path: Path, runs: int, marked: bool
+) -> None:
+    history: list[ModelMessage] = []
+    told: list[str] = []
+    for numbers in (range(runs), range(runs, runs + 1)):
+        memory = SQLiteMemory("s", tmp_path / "context.db")
+        manager = managed("none", memory, system_prompt="Be brief." if marked else None)
+        agent = Agent(Talker("Noted.").model, capabilities=[ProcessHistory(manager.as_history_processor())])
+        for number in numbers:
+            history = (await agent.run(f"question {number}", message_history=history)).all_messages()
+        told = said(manager.transcript())
+        await memory.close()
+    answered = [text for number in range(runs) for text in (f"question {number}", "Noted.")]
+    assert told == [*answered, f"question {runs}"]
