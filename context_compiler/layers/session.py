@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -208,19 +208,19 @@ class Layers:
         If `strict`, a changed stored state raises the store's error; otherwise it is reported.
         """
         now = Moment()
-        error = (await try_await(self._store(session_id, state))).error
+        stored = await try_await(self._store(session_id, state))
         self._unsaved.pop(session_id, None)
         tried = self._first_tried.pop(session_id, now)
         if not self._unsaved:
             _WITH_UNSAVED.discard(self)
-        if error is None:
-            return
+        if (error := stored.error) is None:
+            return self._note_version(session_id, state, stored.value or 0)
         if isinstance(error, Removed):
             gone = f"session {session_id!r}: something was deleted meanwhile, maybe its layers; the turn is not stored"
             return await self.report("the end of a turn", StoreError(gone))
-        stored = await try_await(self.store.layers(session_id, self.vault_name))
-        version = stored.value[1] if stored.value is not None else 0
-        if stored.error is not None or version == state[1]:
+        newest = await try_await(self.store.layers(session_id, self.vault_name))
+        version = newest.value[1] if newest.value is not None else 0
+        if newest.error is not None or version == state[1]:
             self._unsaved[session_id], self._first_tried[session_id] = state, tried
             _WITH_UNSAVED.add(self)
             await self.report(f"session {session_id!r}: its layers are kept in memory until they can be stored", error)
@@ -231,6 +231,15 @@ class Layers:
             raise error
         else:
             await self.report(f"session {session_id!r}: a turn that could not be stored in time is lost", error)
+
+    def _note_version(self, session_id: str, state: Stored, version: int) -> None:
+        """Note the version of a state that has been stored, from which a turn in progress may have begun."""
+        text, after = state
+        cached, turn = self._cache.get(session_id), self._open.get(session_id)
+        if cached is not None and cached.text == text:
+            self._cache.keep(session_id, replace(cached, version=version))
+        if turn is not None and turn.version == after:
+            turn.version = version
 
     async def report(self, what: str, error: Exception) -> None:
         """Log an error and pass it to `on_error`; never raises."""
@@ -351,7 +360,8 @@ class Turn:
         self.layers = layers
         self.is_open = False
         self._lock: asyncio.Lock | None = None
-        self._version = 0
+        self.version = 0
+        """Version of the session's state from which the turn began."""
         self._was_read = True
 
     async def __aenter__(self) -> Turn:
@@ -371,7 +381,7 @@ class Turn:
         self._lock = lock
         try:
             message = self.state.get("user_message", "")
-            self.state, self._version, self._was_read = await self.layers.begin_or_report(self.session_id, message)
+            self.state, self.version, self._was_read = await self.layers.begin_or_report(self.session_id, message)
             self.layers.open_turn(self)
             self.is_open = True
             _ACTIVE_TURNS.set((*(turn for turn in _ACTIVE_TURNS.get() if turn.is_open), self))
@@ -395,7 +405,7 @@ class Turn:
             if error is None or isinstance(error, Exception):
                 state, layers = cast("Mapping[str, Any]", self.state), self.layers
                 stored, registry = await end_turn(state, ask=layers.ask, timeout=layers.timeout)
-                await layers.save(self.session_id, stored, registry, self._version, strict=self._was_read)
+                await layers.save(self.session_id, stored, registry, self.version, strict=self._was_read)
         finally:
             self.is_open = False
             self.layers.close_turn(self)

@@ -231,3 +231,52 @@ async def test_a_turn_that_could_not_read_its_session_never_replaces_it(tmp_path
     assert errors
     stored = await Layers(path).conversation("s")
     assert [turn["user"] for turn in stored["recent_turns"]] == ["a", "b"]
+
+
+class Flaky(MemoryStore):
+    """A store that cannot be reached while `down`."""
+
+    down = False
+
+    async def layers(self, session_id: str, vault_name: str = "") -> tuple[str, int] | None:
+        self._reach()
+        return await super().layers(session_id, vault_name)
+
+    async def save_layers(self, session_id: str, vault_name: str, state: str, *, after: int) -> int:
+        self._reach()
+        return await super().save_layers(session_id, vault_name, state, after=after)
+
+    def _reach(self) -> None:
+        if self.down:
+            raise StoreError("the store is down")
+
+
+@pytest.mark.parametrize("until", ["the turn ends", "the next turn"])
+async def test_a_turn_that_begins_while_the_store_is_down_follows_the_one_before(until: str) -> None:
+    errors: list[Exception] = []
+    store = Flaky()
+    layers = Layers(store, on_error=errors.append)
+    await one_turn(layers, "s", "a")
+    store.down = True
+    async with layers.turn("s", "b") as turn:
+        turn.answered("done b")
+        store.down = until == "the next turn"
+    store.down = False
+    assert await one_turn(layers, "s", "c") == 3
+    stored = await Layers(store).conversation("s")
+    assert [turn["user"] for turn in stored["recent_turns"]] == ["a", "b", "c"]
+    assert not any("lost" in str(error) for error in errors)
+
+
+@pytest.mark.parametrize("act", ["conversation", "close"])
+async def test_a_turn_in_progress_follows_the_one_that_is_stored_meanwhile(act: str) -> None:
+    store = Flaky()
+    layers = Layers(store)
+    store.down = True
+    await one_turn(layers, "s", "a")
+    async with layers.turn("s", "b") as turn:
+        store.down = False
+        await (layers.conversation("s") if act == "conversation" else layers.close())
+        turn.answered("done b")
+    stored = await Layers(store).conversation("s")
+    assert [turn["user"] for turn in stored["recent_turns"]] == ["a", "b"]
