@@ -91,8 +91,9 @@ def reconcile(
         index = next(index for index in range(shared) if recorded[index].user != written[index].user)
         return Reconciled(messages=list(messages), conflict=index + 1)
     if len(written) > len(recorded):
+        answer = _interrupted_answer(messages, recorded, written[: len(recorded)])
         more = [message for turn in written[len(recorded) :] for message in _as_messages(turn)]
-        return Reconciled(messages=[*messages, *more])
+        return Reconciled(messages=[*messages, *answer, *more])
     if len(recorded) > len(written):
         merged = Reconciled(messages=list(messages), missing=tuple(recorded[len(written) :]))
     else:

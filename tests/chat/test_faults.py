@@ -71,6 +71,30 @@ async def test_turns_missing_from_the_record_are_restored_from_the_transcript(ro
     assert room.transcript().count("**User:**") == 3
 
 
+async def test_an_answer_missing_from_the_record_is_restored_with_the_turns_after_it(room: Room) -> None:
+    store = SQLiteStore(room.path / "context.db", busy_timeout_ms=200)
+    lock = sqlite3.connect(room.path / "context.db", check_same_thread=False)
+
+    def answer(prompt: str) -> str:
+        if prompt == "Two.":
+            lock.execute("BEGIN EXCLUSIVE")  # its request is recorded already
+        return f"You said: {prompt}"
+
+    chat = room.chat(Model(answer=answer), store=store)
+    for prompt in ("One.", "Two.", "Three."):
+        await chat.say(prompt)
+    lock.rollback()
+    lock.close()
+    chat.storage.transcript.close()  # the process is gone before it could write again
+    await store.close()
+    again = room.chat(Model())
+    await again.say("Four.")
+    await again.close()
+    told = [text for prompt in ("One.", "Two.", "Three.", "Four.") for text in (prompt, f"You said: {prompt}")]
+    assert [text.strip() for text in texts(again.messages)] == told
+    assert texts(again.messages) == await kept(room)
+
+
 async def test_a_file_that_is_not_a_record_is_reported_once_and_the_chat_goes_on(room: Room) -> None:
     (room.path / "context.db").write_bytes(b"this is no database" * 100)
     chat = room.chat(Model())
