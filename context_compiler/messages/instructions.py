@@ -137,9 +137,11 @@ _ORDER = re.compile(rf"{_BEGINS}{FILLER}(?:{'|'.join(ORDERS)})")
 _FRIENDLY = re.compile("|".join(FRIENDLY))
 _POLITE = re.compile("|".join(POLITE))
 
-_QUOTED = re.compile(
-    r"`[^`]{0,400}`|\"[^\"]{0,400}\"|“[^”]{0,400}”|«[^»]{0,400}»|「[^」]{0,400}」|(?<!\w)'[^']{0,400}'(?!\w)"
+QUOTED = re.compile(
+    r"`[^`]{0,4000}`|\"[^\"]{0,4000}\"|“[^”]{0,4000}”|«[^»]{0,4000}»|„[^“”]{0,4000}[“”]|「[^」]{0,4000}」"
+    r"|(?<!\w)'[^']{0,4000}'(?!\w)|‘[^’]{0,4000}’(?!\w)"
 )
+"""Words between quotation marks, or in code."""
 LISTED = re.compile(r"^(?:[-*•·] +|\(?\d{1,3}[.)] +|\[[ x]\] +|#+ +){1,3}")
 _CODE = re.compile(r"[{}<>=;|\\\[\]$^~]")
 _PASTED = (">", "+ ", "@", "//", "/*", "$ ", "\u279c")
@@ -179,4 +181,4 @@ def is_instruction(sentence: str) -> bool:
 
 def plain_sentence(sentence: str) -> str:
     """A sentence in lower case, without list marks and emphasis, and with its quotations replaced by `_`."""
-    return LISTED.sub("", _QUOTED.sub("_", sentence.replace("’", "'"))).strip(" *_").lower()
+    return LISTED.sub("", QUOTED.sub("_", sentence.replace("’", "'"))).strip(" *_").lower()

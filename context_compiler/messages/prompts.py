@@ -28,35 +28,48 @@ _ABBREVIATED = re.compile(
 )
 
 
-def sentence_ends(text: str, start: int = 0) -> Iterator[int]:
+def sentence_ends(text: str, start: int = 0, *, wrapped: bool = False) -> Iterator[int]:
     """Positions at which the next sentence or line begins, searched from `start`.
 
-    A sentence that begins with a capital does not end before a small letter: "after 8 p.m. unless".
+    A sentence that begins with a capital does not end before a small letter: "after 8 p.m. unless". If `wrapped`, it
+    does not end where a line is merely full either.
     """
-    capital = _begins_with_capital(text, start)
+    letter = _LETTER.search(text, start)
+    capital = _is_capital(letter, start)
     for match in _ENDS.finditer(text, start):
         stop, end = match.span()
         is_line = "\n" in match.group()
+        if wrapped and is_line and match.group().count("\n") == 1:
+            is_line = text[stop - 1 : stop] in _LINE_ENDS
         if not is_line and capital and text[end : end + 1].islower():
             continue
         if is_line or text[stop - 1] != "." or not _ABBREVIATED.search(text, max(0, stop - 8), stop):
-            capital = _begins_with_capital(text, end)
+            if letter is not None and letter.start() < end:
+                letter = _LETTER.search(text, end)
+            capital = _is_capital(letter, end)
             yield end
 
 
+_LINE_ENDS = ".!?…:;"
+"""Last characters of a line that is not merely full."""
 _LETTER = re.compile(r"[^\W\d_]")
 
 
-def _begins_with_capital(text: str, start: int) -> bool:
-    letter = _LETTER.search(text, start, start + MAX_SENTENCE)
-    return letter is not None and letter[0].isupper()
+def _is_capital(letter: re.Match[str] | None, start: int) -> bool:
+    """True if the first letter of a sentence that begins at `start` is a capital."""
+    return letter is not None and letter.start() < start + MAX_SENTENCE and letter[0].isupper()
 
 
-def sentence_spans(text: str) -> Iterator[tuple[int, int, bool]]:
+def count_fences(text: str, start: int = 0, end: int | None = None) -> int:
+    """Number of marks in a text that open or close a fenced block."""
+    return text.count("```", start, end) + text.count("~~~", start, end)
+
+
+def sentence_spans(text: str, *, wrapped: bool = False) -> Iterator[tuple[int, int, bool]]:
     """Start and end of each sentence without a code fence in it, and True if it is in a fenced block."""
     start, fenced = 0, False
-    for end in (*sentence_ends(text), len(text)):
-        fences = text.count("```", start, end) + text.count("~~~", start, end)
+    for end in (*sentence_ends(text, wrapped=wrapped), len(text)):
+        fences = count_fences(text, start, end)
         if not fences:
             yield start, end, fenced
         elif fences % 2:  # an odd number of fences opens or closes a block

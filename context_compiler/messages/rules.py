@@ -11,14 +11,23 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from context_compiler.cache import Memo
 from context_compiler.ids import text_hash
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History, Reading
-from context_compiler.messages.instructions import FILLER, LISTED, ORDERS, UNSPACED, is_instruction, plain_sentence
+from context_compiler.messages.instructions import (
+    FILLER,
+    LISTED,
+    ORDERS,
+    QUOTED,
+    UNSPACED,
+    is_instruction,
+    plain_sentence,
+)
 from context_compiler.messages.items import Kind
-from context_compiler.messages.prompts import PARAGRAPH, sentence_ends, sentence_spans
+from context_compiler.messages.prompts import PARAGRAPH, count_fences, sentence_ends, sentence_spans
 from context_compiler.resilience import OutOfTimeError, in_steps
 
 MAX_CACHED_PROMPTS = 1_024
@@ -121,8 +130,8 @@ _PLAIN = re.compile(
 """Orders without a lasting word."""
 _REPLY = re.compile(r"^(?:yes|yeah|yep|no|ok|okay|sure|right|good|great|fine|perfect|agreed|exactly),")
 """Beginnings of an answer, whose order is about what was asked."""
-_QUOTATION = re.compile(r"\"[^\"]{0,4000}\"|“[^”]{0,4000}”|«[^»]{0,4000}»|„[^“”]{0,4000}[“”]")
 
+FENCE = "\n```\n"
 
 _rules: Memo[str, tuple[str, ...]] = Memo(MAX_CACHED_PROMPTS)
 """Cached rules by the hash of the prompt, because a prompt may have megabytes."""
@@ -137,21 +146,28 @@ def _own_rules(prompt: str) -> Iterator[str]:
     """Rules among the sentences of a prompt that are its author's own: not quoted, not code, and not pasted.
 
     What follows a line with a colon at its end is pasted, unless the line announces rules. What its author calls a rule
-    is one.
+    is one. A rule goes on after a line that is full.
     """
     own = _own_part(prompt)
-    quoted = [match.span() for match in _QUOTATION.finditer(own)]
+    quoted = [match.span() for match in QUOTED.finditer(own)]
     declared = [match.span("items") for match in _DECLARED.finditer(own)]
-    for start, end, fenced in sentence_spans(own):
+    for start, end, fenced in sentence_spans(own, wrapped=True):
         # A full stop and a blank may follow the closing quotation mark.
         within = any(first < start < last or (first <= start and end <= last + 2) for first, last in quoted)
         shown = LISTED.sub("", one_line(own[start:end], 2 * MAX_RULE))
-        if shown.endswith((":", "：")) and "\n" in own[start:end] and not _GIVES.search(shown.lower()):
+        if fenced:
+            continue
+        if shown.endswith((":", "：")) and "\n" in own[start:end] and not _announces_rules(shown.lower()):
             return
-        if fenced or within or not 3 < len(shown) <= MAX_RULE:
+        if within or not 3 < len(shown) <= MAX_RULE:
             continue
         if any(first <= start < last for first, last in declared) or is_rule(shown):
             yield shown
+
+
+def _announces_rules(line: str) -> bool:
+    """True if a line before a colon, in small letters, announces rules, and no text of somebody else."""
+    return bool(_GIVES.search(line)) and not (_THIS_TEXT.search(line) or _OF_OTHERS.search(f"{line} "))
 
 
 def _own_part(prompt: str) -> str:
@@ -165,7 +181,10 @@ def _own_part(prompt: str) -> str:
     first, last, half = text.partition(PARAGRAPH)[0], text.rpartition(PARAGRAPH)[2], OWN_WORDS // 2
     stop = max((end for end in (*sentence_ends(first), len(first)) if end <= half), default=0)
     start = min((end for end in (0, *sentence_ends(last)) if end >= len(last) - half), default=len(last))
-    return f"{first[:stop]}{PARAGRAPH}{last[start:]}"
+    begin, end = first[:stop], last[start:]
+    # What is left out may open or close a fenced block.
+    closing, opening = (FENCE * (count_fences(part) % 2) for part in (begin, text[: len(text) - len(end)]))
+    return "".join((begin, closing, PARAGRAPH, opening, end))
 
 
 def is_rule(sentence: str) -> bool:
@@ -298,14 +317,20 @@ MAX_VALUE = 4
 """Maximum words of a value in a rule after "as", such as "day and month"."""
 
 
+@lru_cache(maxsize=4_096)  # each rule is compared with all others, at every request
+def _claim(text: str) -> tuple[list[str], bool]:
+    """Words of a rule without its cues, and True if it forbids something."""
+    return _CUES.sub(" ", text).casefold().split(), bool(_NEGATION.search(text))
+
+
 def contradicts(newer: str, older: str) -> bool:
     """True if two rules cannot both be kept: one forbids what the other orders, or they give another value.
 
     A value is a number, or in an order the one word after "in", such as "in euros", or a few words after "as". All else
     must be the same: "3 backups" and "5 logs" can both be kept, and so can two prohibitions with different objects.
     """
-    words, others = (_CUES.sub(" ", text).casefold().split() for text in (newer, older))
-    forbids = (bool(_NEGATION.search(newer)), bool(_NEGATION.search(older)))
+    (words, forbidden), (others, forbidden_before) = _claim(newer), _claim(older)
+    forbids = forbidden, forbidden_before
     if words == others:
         return forbids[0] != forbids[1]
     # Rules that begin and end alike differ in the value between.

@@ -84,11 +84,36 @@ def test_rules_are_found_with_high_recall_and_precision() -> None:
         "> Never do this.\nHe wrote “never do this. Always do that.” today.",
         'He said: "Never open the valve. Always close it."',
         "Look:\n```\nNever do this.\n```\n",
+        "Please answer this mail:\nDear team,\nNever restart the server. Always ask Bob.",
+        "Please proofread the following text:\nDear guests,\nNever park in the yard.",
+        "My landlord wrote:\nNever park in the yard. Always lock the gate.",
+        "The sign says 'Dogs are welcome. Always keep dogs on a leash.' What does it mean?",
+        "Why?\n\n```python\n" + "y = 22222\n" * 150 + "\n\n# Never call this.\nAlways close the file.\n```",
         "Here is the manual.\n\n" + "Never open the valve. Always close the tap. " * 40 + "\n\nWhat does it say?",
     ],
 )
 def test_pasted_text_contains_no_rules(pasted: str) -> None:
     assert rule_sentences(pasted) == ()
+
+
+@pytest.mark.parametrize("code", ["for x in y:\n  f(x)", "x = 1\n" * 300])
+def test_a_rule_after_a_block_of_code_is_found(code: str) -> None:
+    assert rule_sentences(f"Fix this.\n```python\n{code}\n```\n\nNever change the API.") == ("Never change the API.",)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "Never delete files in the data directory\nunless they are older\nthan 30 days.",
+        "Do not deploy to production when the\nmigration has not been reviewed.",
+    ],
+)
+def test_a_rule_goes_on_in_the_next_line(lines: str) -> None:
+    assert rule_sentences(f"{lines}\nThanks!") == (lines.replace("\n", " "),)
+
+
+def test_each_line_that_begins_with_a_small_letter_is_a_rule() -> None:
+    assert rule_sentences("never deploy on fridays\nalways ask bob") == ("never deploy on fridays", "always ask bob")
 
 
 def test_rules_after_a_line_that_announces_them_are_rules() -> None:
