@@ -282,19 +282,18 @@ class Conversation:
             self._pinned[session, outcome.tip] = _words(kept[tips.index(outcome.tip)]) if outcome.tip in tips else ()
 
     async def _check_pins(self, where: str, sent: Sent, view: View) -> None:
-        pinned = {texts for (session, _), texts in self._pinned.items() if session == self.session and texts}
+        pinned = {tip: texts for (session, tip), texts in self._pinned.items() if session == self.session and texts}
         record = view.record
         if self.windowed or view.status not in ("raw", "compiled", "cycle") or not pinned or record is None:
             return
         raw = load_messages(await self.store.chain(record.raw_tip)) if record.raw_tip else []
+        positions = {tip: position for position, tip in enumerate(READER.read(raw).ids)}
         whole = str(plain(sent.messages))
         drops = (drop for drop in view.drops if drop.reason == PIN_WAITS.text)
         waiting = {position for drop in drops for position in positions_of(drop.what)}
-        for texts in pinned:
-            positions = {position for position, message in enumerate(raw) if _words(message) == texts}
+        for position, texts in ((positions[tip], texts) for tip, texts in pinned.items() if tip in positions):
             gone = [text for text in texts if str([text])[1:-1] not in whole]
-            text = f"{where}m{positions}: {gone[:1]}"
-            self.case.check(not positions or positions & waiting or not gone, "pins that are gone", text)
+            self.case.check(position in waiting or not gone, "pins that are gone", f"{where}m{position}: {gone[:1]}")
 
     def _money(self) -> tuple[str, Any]:
         """Return a model and a budget in money, converted by its price or by a fallback."""
