@@ -186,7 +186,8 @@ class Conversation:
         self._pinned: dict[tuple[str, str], tuple[str, ...]] = {}
         self._dismissed: dict[str, list[tuple[str, str]]] = {}
         self._modes = 0
-        self._blamed = set[int]()
+        self._blamed = set[tuple[str, int]]()
+        self._blamed_positions = set[int]()
         """Positions that views said were cut over budget. A view keeps the reasons of earlier cuts, on a branch too."""
         self._known_windows: dict[str, float] = {}
         """Context windows that refusals have stated, by model."""
@@ -569,9 +570,13 @@ class Conversation:
             "requests over budget",
             lambda: f"{where}{sent.tokens} tokens of {most:.0f} at ratio {ratio:.3f}; {view.ledger}",
         )
-        blamed = [drop for drop in view.drops if "over budget" in drop.reason]
-        positions = {position for drop in blamed for position in positions_of(drop.what)}
-        new, self._blamed = positions - self._blamed, self._blamed | positions
+        blamed = {
+            (drop.reason, drop.tokens): positions_of(drop.what) for drop in view.drops if "over budget" in drop.reason
+        }
+        positions = {position for drop, of_drop in blamed.items() if drop not in self._blamed for position in of_drop}
+        new = positions - self._blamed_positions  # a host may merge earlier requests, so that positions change
+        self._blamed_positions.update(*blamed.values())
+        self._blamed.update(blamed)
         # a budget holds by the larger of our count and the provider's, and the row has the provider's
         raw = view.record.tokens_raw / min(view.record.ratio, 1) if view.record else most + 1
         if any(rule["state"] in ("listed", "left out") for rule in view.ledger.get("rules", ())):
