@@ -64,10 +64,17 @@ class Engine:
     """Runs one graph. Each branch of a parallel stage has its own engine, which saves nothing."""
 
     def __init__(
-        self, graph: Graph, io: EngineIO, *, branch_id: str = "", shared: frozenset[str] = frozenset()
+        self,
+        graph: Graph,
+        io: EngineIO,
+        *,
+        branch_id: str = "",
+        branch_key: str = "",
+        shared: frozenset[str] = frozenset(),
     ) -> None:
         """`shared` contains the stages of the branch that other branches also run."""
-        self.graph, self.io, self.branch_id, self._shared = graph, io, branch_id, shared
+        self.graph, self.io, self._shared = graph, io, shared
+        self.branch_id, self.branch_key = branch_id, branch_key
         self.config = io.config
         self.inbox: list[str] = []
         """Messages from a supervisor for the next stage."""
@@ -213,6 +220,7 @@ class Engine:
             config=self.config,
             run_id=state.run_id,
             branch_id=self.branch_id,
+            branch_key=self.branch_key,
             folder=self._visit_folder(state, node, visit),
             fidelity=fidelity,
             thread_id=thread,
@@ -260,13 +268,17 @@ class Engine:
         self, state: RunState, context: ContextStore, target: str, edge: int, branch_id: str, stop: str
     ) -> RunState:
         """Run one branch of a parallel stage, on copies of everything, up to but excluding the stage `stop`."""
-        name = f"{self.branch_id}.{branch_id}" if self.branch_id else branch_id
         source = self.graph.edges[edge].source
-        key = f"{source}.{state.visits.get(source, 0) + 1}:{name}"
+        visit = state.visits.get(source, 0) + 1
+        name = f"{self.branch_id}.{branch_id}" if self.branch_id else branch_id
+        key = f"{source}.{visit}:{name}"
         before = branch_state(state, context, target=target, edge=edge, branch_id=branch_id)
         after = self._stage_log.find(key, before)
         if after is None:
-            engine = Engine(self.graph, self.io, branch_id=name, shared=shared_stages(self.graph, edge, stop))
+            round_id = branch_id if visit == 1 else f"{branch_id}@{visit}"  # visits of a cancelled branch do not count
+            branch_key = f"{self.branch_key}.{round_id}" if self.branch_key else round_id
+            shared = shared_stages(self.graph, edge, stop)
+            engine = Engine(self.graph, self.io, branch_id=name, branch_key=branch_key, shared=shared)
             engine._artifacts, engine._stage_log = self._artifacts, self._stage_log
             engine._thread_sessions = {key: session.copy() for key, session in self._thread_sessions.items()}
             after = await engine._run_to(before, stop)

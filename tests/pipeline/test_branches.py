@@ -155,6 +155,35 @@ async def test_a_parallel_stage_that_is_visited_again_runs_all_its_branches() ->
     assert result.ok and sorted(seen) == ["a", "a", "b", "b"]
 
 
+async def test_a_later_round_shares_no_key_with_a_cancelled_branch_even_after_a_crash() -> None:
+    keys, begun, dies = list[str](), asyncio.Event(), True
+
+    async def work(stage: Stage) -> Outcome:
+        if stage.node.name == "check":
+            await begun.wait()
+            return Outcome(status=StageStatus.FAIL if stage.visit == 1 else StageStatus.SUCCESS)
+        keys.append(stage.key)
+        begun.set()
+        if dies:
+            await asyncio.Event().wait()
+        return Outcome()
+
+    text = graph(
+        "p [shape=component error_policy=fail_fast retry_target=p]; q [shape=component]; slow; check;"
+        "j [shape=tripleoctagon]; start->p; p->q->slow->j; p->check->j; j->done"
+    )
+    store = MemoryRuns()
+    task = asyncio.create_task(run_pipeline(text, handlers={"codergen": work}, runs=store, run_id="r"))
+    while len(keys) < 2:
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    dies = False
+    assert (await resume_pipeline("r", handlers={"codergen": work}, runs=store)).ok
+    assert keys == ["r/q.slow/slow/1/1", "r/q@2.slow/slow/1/1", "r/q@2.slow/slow/1/1"]
+
+
 async def test_a_checkpoint_without_branches_is_read_as_one_that_has_none(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.json"
     await stopped(None, "c", tmp_path)
