@@ -72,7 +72,7 @@ class Engine:
         branch_key: str = "",
         shared: frozenset[str] = frozenset(),
     ) -> None:
-        """`shared` contains the stages of the branch that other branches also run."""
+        """`shared` contains the stages of the branch that other branches may also run."""
         self.graph, self.io, self._shared = graph, io, shared
         self.branch_id, self.branch_key = branch_id, branch_key
         self.config = io.config
@@ -277,7 +277,7 @@ class Engine:
         if after is None:
             round_id = branch_id if visit == 1 else f"{branch_id}@{visit}"  # visits of a cancelled branch do not count
             branch_key = f"{self.branch_key}.{round_id}" if self.branch_key else round_id
-            shared = shared_stages(self.graph, edge, stop)
+            shared = self._shared | shared_stages(self.graph, edge, stop)
             engine = Engine(self.graph, self.io, branch_id=name, branch_key=branch_key, shared=shared)
             engine._artifacts, engine._stage_log = self._artifacts, self._stage_log
             engine._thread_sessions = {key: session.copy() for key, session in self._thread_sessions.items()}

@@ -12,6 +12,7 @@ import pytest
 
 from context_compiler.errors import PipelineError
 from context_compiler.pipeline import (
+    Event,
     MemoryRuns,
     Outcome,
     RunState,
@@ -215,6 +216,39 @@ async def test_visits_and_branches_do_not_overwrite_each_others_files(tmp_path: 
     }
     statuses = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("status.json")}
     assert {"loop", "loop/visit-2", "loop/visit-3", "both/branch-a"} <= statuses
+
+
+NESTED_IN_BOTH = "p->a->q; p->b->q; q [shape=component]; q->y->j; q->z->j"
+RETRIED_BY_BOTH = "p->a->j; p->b->j; a [retry_target=fix]; b [retry_target=fix]; fix->j"
+
+
+@pytest.mark.parametrize(
+    ("ways", "branches"), [(NESTED_IN_BOTH, ["a.y", "a.z", "b.y", "b.z"]), (RETRIED_BY_BOTH, ["a", "b"])]
+)
+async def test_no_stage_takes_the_outcome_that_it_left_in_another_branch(
+    ways: str, branches: list[str], tmp_path: Path
+) -> None:
+    begun, taken = list[str](), dict[str, bool]()
+
+    def hear(event: Event) -> None:
+        if event.kind == "stage_completed" and event.node in ("y", "z", "fix"):
+            taken[event.branch] = event.data["notes"] == "of branch a"
+
+    async def work(stage: Stage) -> Outcome | None:
+        name = stage.node.name
+        if name in "ab":
+            return Outcome(status=StageStatus.FAIL if stage.node.retry_target else StageStatus.SUCCESS)
+        begun.append(stage.branch_id)
+        while len(begun) < len(branches):
+            await asyncio.sleep(0)
+        if stage.branch_id.startswith("a"):
+            stage.write_status(Outcome(notes="of branch a"))
+        await asyncio.sleep(0.01)
+        return None
+
+    text = graph(f"node [auto_status=true]; p [shape=component]; j [shape=tripleoctagon]; start->p; {ways}; j->done")
+    assert (await run_pipeline(text, handlers={"codergen": work}, logs_root=tmp_path, on_event=hear)).ok
+    assert taken == {branch: branch.startswith("a") for branch in branches}
 
 
 async def test_a_branch_that_could_not_be_saved_still_counts_as_finished() -> None:
