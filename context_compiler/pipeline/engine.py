@@ -281,8 +281,10 @@ class Engine:
             engine = Engine(self.graph, self.io, branch_id=name, branch_key=branch_key, shared=shared)
             engine._artifacts, engine._stage_log = self._artifacts, self._stage_log
             engine._thread_sessions = {key: session.copy() for key, session in self._thread_sessions.items()}
+            refused = self.io.requests.refused
             after = await engine._run_to(before, stop)
-            await self._stage_log.record(key, before, after)
+            if self.io.requests.refused == refused or _succeeded(after):  # what a limit stopped must run again
+                await self._stage_log.record(key, before, after)
         self._branches.append(BranchResult(edge=edge, before=before, after=after))
         return after
 
@@ -293,6 +295,11 @@ class Engine:
             if state.status == "restarted":
                 state = fail_run(state, "loop_restart inside a branch of a parallel stage")
         return state
+
+
+def _succeeded(state: RunState) -> bool:
+    """True if a branch has not failed, nor has its last stage."""
+    return state.status != "fail" and state.last is not None and state.last.status.good
 
 
 class StageLog:
