@@ -411,19 +411,24 @@ class BranchResult:
 
 
 def merge_branches(state: RunState, context: ContextStore, branches: Sequence[BranchResult]) -> RunState:
-    """Merge the progress of branches into a state, in the order of their edges; their contexts stay separate."""
+    """Merge the progress of branches into a state, in the order of their edges; their contexts stay separate.
+
+    Of a stage that several branches ran, the first outcome that is not good counts, else the last.
+    """
+    outcomes: dict[str, Outcome] = {}
     for branch in sorted(branches, key=lambda branch: branch.edge):
         before, after = branch.before, branch.after
         for entry in after.logs[len(before.logs) :]:
             context.append_log(entry)
         new = {name: outcome for name, outcome in after.outcomes.items() if before.outcomes.get(name) is not outcome}
+        bad = {name: outcome for name, outcome in outcomes.items() if not outcome.status.good}
+        outcomes = {**outcomes, **new, **bad}
         added = {name: count - before.visits.get(name, 0) for name, count in after.visits.items()}
         state = replace(
             state,
             completed=(*state.completed, *after.completed[len(before.completed) :]),
-            outcomes={**state.outcomes, **new},
             visits={**state.visits, **{name: state.visits.get(name, 0) + by for name, by in added.items() if by}},
             recheck=tuple(gate for gate in state.recheck if gate not in new),
             sequence=state.sequence + after.sequence - before.sequence,
         )
-    return state
+    return replace(state, outcomes={**state.outcomes, **outcomes})
