@@ -7,6 +7,7 @@ finished branches and the number of each further attempt are saved, so that a re
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from context_compiler.errors import PipelineError
+from context_compiler.ids import text_hash
 from context_compiler.middleware.reports import log_text
 from context_compiler.pipeline.artifacts import ArtifactStore
 from context_compiler.pipeline.config import RequestMeter, RunConfig
@@ -321,22 +323,34 @@ class StageLog:
     def find(self, key: str, before: RunState) -> RunState | None:
         """Final state of a finished branch, restored on top of the state before it; None if it has not finished.
 
-        A damaged entry counts as missing.
+        An entry counts as missing if it is damaged, or if a stage before the branch has run again with another result.
         """
         changes = self._finished.get(key)
         try:
-            return None if changes is None else _apply_changes(before, changes)
+            if changes is None or changes["input"] != self._input_hash(before):
+                return None
+            return _apply_changes(before, changes)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             log.warning("the branch %s runs again, because its saved data is damaged: %s", key, log_text(error))
             return None
 
     async def record(self, key: str, before: RunState, after: RunState) -> None:
         """Save the changes of a finished branch. If that fails, the run continues with a warning."""
-        self._finished[key] = _changes(before, after)
+        self._finished[key] = {"input": self._input_hash(before), **_changes(before, after)}
         try:
             await self._write()
         except PipelineError as error:
             log.warning("the branch %s has finished, but its result could not be saved: %s", key, error)
+
+    def _input_hash(self, before: RunState) -> str:
+        """Hash of what a branch begins from: the values, and the results of nested stages that ran before it."""
+        state = self._state
+        nested = {
+            name: [outcome.status, outcome.notes]
+            for name, outcome in before.outcomes.items()
+            if state is None or state.outcomes.get(name) is not outcome
+        }
+        return text_hash(json.dumps([before.context, nested], sort_keys=True))
 
     def attempt(self, visit_key: str) -> int:
         """Number of the visit's attempt in progress; 1 if there is none."""

@@ -99,6 +99,46 @@ async def test_finished_branches_do_not_run_again_after_a_resume_and_the_result_
     await store.close()
 
 
+PLANNED = graph(
+    "p [shape=component]; q [shape=component max_parallel=1]; plan; c; d; e; f; k [shape=tripleoctagon];"
+    "j [shape=tripleoctagon]; start->p; p->plan->q; q->c->k; q->d->k; k->e->j; p->f->j; j->done"
+)
+
+
+@pytest.mark.parametrize(
+    ("plan", "again"),
+    [
+        (Outcome(notes="A", context_updates={"plan": "A"}), ["d", "e", "plan"]),
+        (Outcome(notes="A", context_updates={"plan": "B"}), ["c", "d", "e", "plan"]),
+        (Outcome(notes="B", context_updates={"plan": "A"}), ["c", "d", "e", "plan"]),
+    ],
+)
+async def test_a_finished_branch_runs_again_if_a_stage_before_it_has_another_result(
+    plan: Outcome, again: list[str], open_store: Open
+) -> None:
+    seen, plans = list[str](), [Outcome(notes="A", context_updates={"plan": "A"}), plan]
+
+    async def work(stage: Stage) -> Outcome:
+        seen.append(name := stage.node.name)
+        if name == "d" and plans:
+            await asyncio.Event().wait()
+        return plans.pop(0) if name == "plan" else Outcome()
+
+    store = open_store()
+    task = asyncio.create_task(run_pipeline(PLANNED, handlers={"codergen": work}, runs=store, run_id="r"))
+    while not {"d", "f"} <= set(seen):
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await store.close()
+    seen.clear()
+    store = open_store()
+    assert (await resume_pipeline("r", handlers={"codergen": work}, runs=store)).ok
+    assert sorted(set(seen) - {"f"}) == again
+    await store.close()
+
+
 async def test_a_branch_is_kept_with_the_outcomes_of_its_own_stages_and_no_others() -> None:
     store = MemoryRuns()
     await stopped(store, "f")
