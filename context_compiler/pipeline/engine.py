@@ -7,6 +7,7 @@ finished branches and the number of each further attempt are saved, so that a re
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from context_compiler.errors import PipelineError
+from context_compiler.ids import text_hash
 from context_compiler.middleware.reports import log_text
 from context_compiler.pipeline.artifacts import ArtifactStore
 from context_compiler.pipeline.config import RequestMeter, RunConfig
@@ -64,10 +66,17 @@ class Engine:
     """Runs one graph. Each branch of a parallel stage has its own engine, which saves nothing."""
 
     def __init__(
-        self, graph: Graph, io: EngineIO, *, branch_id: str = "", shared: frozenset[str] = frozenset()
+        self,
+        graph: Graph,
+        io: EngineIO,
+        *,
+        branch_id: str = "",
+        branch_key: str = "",
+        shared: frozenset[str] = frozenset(),
     ) -> None:
-        """`shared` contains the stages of the branch that other branches also run."""
-        self.graph, self.io, self.branch_id, self._shared = graph, io, branch_id, shared
+        """`shared` contains the stages of the branch that other branches may also run."""
+        self.graph, self.io, self._shared = graph, io, shared
+        self.branch_id, self.branch_key = branch_id, branch_key
         self.config = io.config
         self.inbox: list[str] = []
         """Messages from a supervisor for the next stage."""
@@ -213,6 +222,7 @@ class Engine:
             config=self.config,
             run_id=state.run_id,
             branch_id=self.branch_id,
+            branch_key=self.branch_key,
             folder=self._visit_folder(state, node, visit),
             fidelity=fidelity,
             thread_id=thread,
@@ -260,17 +270,23 @@ class Engine:
         self, state: RunState, context: ContextStore, target: str, edge: int, branch_id: str, stop: str
     ) -> RunState:
         """Run one branch of a parallel stage, on copies of everything, up to but excluding the stage `stop`."""
-        name = f"{self.branch_id}.{branch_id}" if self.branch_id else branch_id
         source = self.graph.edges[edge].source
-        key = f"{source}.{state.visits.get(source, 0) + 1}:{name}"
+        visit = state.visits.get(source, 0) + 1
+        name = f"{self.branch_id}.{branch_id}" if self.branch_id else branch_id
+        key = f"{source}.{visit}:{name}"
         before = branch_state(state, context, target=target, edge=edge, branch_id=branch_id)
         after = self._stage_log.find(key, before)
         if after is None:
-            engine = Engine(self.graph, self.io, branch_id=name, shared=shared_stages(self.graph, edge, stop))
+            round_id = branch_id if visit == 1 else f"{branch_id}@{visit}"  # visits of a cancelled branch do not count
+            branch_key = f"{self.branch_key}.{round_id}" if self.branch_key else round_id
+            shared = self._shared | shared_stages(self.graph, edge, stop)
+            engine = Engine(self.graph, self.io, branch_id=name, branch_key=branch_key, shared=shared)
             engine._artifacts, engine._stage_log = self._artifacts, self._stage_log
             engine._thread_sessions = {key: session.copy() for key, session in self._thread_sessions.items()}
+            refused = self.io.requests.refused
             after = await engine._run_to(before, stop)
-            await self._stage_log.record(key, before, after)
+            if self.io.requests.refused == refused or _succeeded(after):  # what a limit stopped must run again
+                await self._stage_log.record(key, before, after)
         self._branches.append(BranchResult(edge=edge, before=before, after=after))
         return after
 
@@ -281,6 +297,11 @@ class Engine:
             if state.status == "restarted":
                 state = fail_run(state, "loop_restart inside a branch of a parallel stage")
         return state
+
+
+def _succeeded(state: RunState) -> bool:
+    """True if a branch has not failed, nor has its last stage."""
+    return state.status != "fail" and state.last is not None and state.last.status.good
 
 
 class StageLog:
@@ -302,22 +323,34 @@ class StageLog:
     def find(self, key: str, before: RunState) -> RunState | None:
         """Final state of a finished branch, restored on top of the state before it; None if it has not finished.
 
-        A damaged entry counts as missing.
+        An entry counts as missing if it is damaged, or if a stage before the branch has run again with another result.
         """
         changes = self._finished.get(key)
         try:
-            return None if changes is None else _apply_changes(before, changes)
+            if changes is None or changes["input"] != self._input_hash(before):
+                return None
+            return _apply_changes(before, changes)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             log.warning("the branch %s runs again, because its saved data is damaged: %s", key, log_text(error))
             return None
 
     async def record(self, key: str, before: RunState, after: RunState) -> None:
         """Save the changes of a finished branch. If that fails, the run continues with a warning."""
-        self._finished[key] = _changes(before, after)
+        self._finished[key] = {"input": self._input_hash(before), **_changes(before, after)}
         try:
             await self._write()
         except PipelineError as error:
             log.warning("the branch %s has finished, but its result could not be saved: %s", key, error)
+
+    def _input_hash(self, before: RunState) -> str:
+        """Hash of what a branch begins from: the values, and the results of nested stages that ran before it."""
+        state = self._state
+        nested = {
+            name: [outcome.status, outcome.notes]
+            for name, outcome in before.outcomes.items()
+            if state is None or state.outcomes.get(name) is not outcome
+        }
+        return text_hash(json.dumps([before.context, nested], sort_keys=True))
 
     def attempt(self, visit_key: str) -> int:
         """Number of the visit's attempt in progress; 1 if there is none."""
@@ -392,19 +425,24 @@ class BranchResult:
 
 
 def merge_branches(state: RunState, context: ContextStore, branches: Sequence[BranchResult]) -> RunState:
-    """Merge the progress of branches into a state, in the order of their edges; their contexts stay separate."""
+    """Merge the progress of branches into a state, in the order of their edges; their contexts stay separate.
+
+    Of a stage that several branches ran, the first outcome that is not good counts, else the last.
+    """
+    outcomes: dict[str, Outcome] = {}
     for branch in sorted(branches, key=lambda branch: branch.edge):
         before, after = branch.before, branch.after
         for entry in after.logs[len(before.logs) :]:
             context.append_log(entry)
         new = {name: outcome for name, outcome in after.outcomes.items() if before.outcomes.get(name) is not outcome}
+        bad = {name: outcome for name, outcome in outcomes.items() if not outcome.status.good}
+        outcomes = {**outcomes, **new, **bad}
         added = {name: count - before.visits.get(name, 0) for name, count in after.visits.items()}
         state = replace(
             state,
             completed=(*state.completed, *after.completed[len(before.completed) :]),
-            outcomes={**state.outcomes, **new},
             visits={**state.visits, **{name: state.visits.get(name, 0) + by for name, by in added.items() if by}},
             recheck=tuple(gate for gate in state.recheck if gate not in new),
             sequence=state.sequence + after.sequence - before.sequence,
         )
-    return state
+    return replace(state, outcomes={**state.outcomes, **outcomes})

@@ -330,7 +330,7 @@ def join_stage(graph: Graph, name: str) -> str | None:
 
 
 def shared_stages(graph: Graph, index: int, stop: str) -> frozenset[str]:
-    """Return the stages that the branch of an edge shares with its sibling branches before they join at `stop`.
+    """Return the stages that the branch of an edge may share with its sibling branches before they join at `stop`.
 
     Args:
         graph: The graph.
@@ -338,11 +338,15 @@ def shared_stages(graph: Graph, index: int, stop: str) -> frozenset[str]:
         stop: The stage where the branches join.
     """
 
-    def targets(edges: Iterable[Edge]) -> list[str]:
-        return [edge.target for edge in edges if edge.target != stop]
+    def onward(name: str) -> list[str]:
+        node = graph.nodes.get(name)
+        if node is None or name == stop:
+            return []
+        retries = (node.retry_target, node.fallback_retry_target)
+        return [*(edge.target for edge in graph.outgoing(name)), *(target for target in retries if target)]
 
     def stages(edges: Iterable[Edge]) -> set[str]:
-        return set(reachable(targets(edges), lambda name: targets(graph.outgoing(name))))
+        return set(reachable([edge.target for edge in edges], onward))
 
     edge = graph.edges[index]
     others = [other for other in graph.outgoing(edge.source) if other is not edge]

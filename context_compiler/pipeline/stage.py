@@ -112,6 +112,8 @@ class Stage:
     run_id: str
     branch_id: str = ""
     """Branch of a parallel stage that the visit belongs to; empty outside of branches."""
+    branch_key: str = ""
+    """The branch and, from the second visit to its parallel stage on, the number of that visit, as in `branch@2`."""
     folder: Path | None
     """Folder for the files of the visit; None if no files are written."""
     fidelity: Fidelity
@@ -146,7 +148,7 @@ class Stage:
     @property
     def visit_key(self) -> str:
         """Idempotency key without the attempt."""
-        names = (self.branch_id, self.node.name) if self.branch_id else (self.node.name,)
+        names = (self.branch_key, self.node.name) if self.branch_key else (self.node.name,)
         return "/".join((self.run_id, *names, str(self.visit)))
 
     def write(self, name: str, text: str) -> None:

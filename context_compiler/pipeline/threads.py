@@ -48,9 +48,8 @@ class Session:
 
     def thread(self, former: Thread | None = None) -> Thread:
         """Serialize the conversation to plain data; return `former` itself if nothing changed since."""
-        if former is not None and former.marks == tuple(self.marks) and len(former.messages) == len(self._plain):
-            return former
-        return Thread(messages=tuple(self._plain), marks=tuple(self.marks))
+        thread = Thread(messages=tuple(self._plain), marks=tuple(self.marks))
+        return former if former is not None and former == thread else thread
 
     def copy(self) -> Session:
         """Return an independent copy."""

@@ -12,6 +12,7 @@ import pytest
 
 from context_compiler.errors import PipelineError
 from context_compiler.pipeline import (
+    Event,
     MemoryRuns,
     Outcome,
     RunState,
@@ -98,6 +99,46 @@ async def test_finished_branches_do_not_run_again_after_a_resume_and_the_result_
     await store.close()
 
 
+PLANNED = graph(
+    "p [shape=component]; q [shape=component max_parallel=1]; plan; c; d; e; f; k [shape=tripleoctagon];"
+    "j [shape=tripleoctagon]; start->p; p->plan->q; q->c->k; q->d->k; k->e->j; p->f->j; j->done"
+)
+
+
+@pytest.mark.parametrize(
+    ("plan", "again"),
+    [
+        (Outcome(notes="A", context_updates={"plan": "A"}), ["d", "e", "plan"]),
+        (Outcome(notes="A", context_updates={"plan": "B"}), ["c", "d", "e", "plan"]),
+        (Outcome(notes="B", context_updates={"plan": "A"}), ["c", "d", "e", "plan"]),
+    ],
+)
+async def test_a_finished_branch_runs_again_if_a_stage_before_it_has_another_result(
+    plan: Outcome, again: list[str], open_store: Open
+) -> None:
+    seen, plans = list[str](), [Outcome(notes="A", context_updates={"plan": "A"}), plan]
+
+    async def work(stage: Stage) -> Outcome:
+        seen.append(name := stage.node.name)
+        if name == "d" and plans:
+            await asyncio.Event().wait()
+        return plans.pop(0) if name == "plan" else Outcome()
+
+    store = open_store()
+    task = asyncio.create_task(run_pipeline(PLANNED, handlers={"codergen": work}, runs=store, run_id="r"))
+    while not {"d", "f"} <= set(seen):
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await store.close()
+    seen.clear()
+    store = open_store()
+    assert (await resume_pipeline("r", handlers={"codergen": work}, runs=store)).ok
+    assert sorted(set(seen) - {"f"}) == again
+    await store.close()
+
+
 async def test_a_branch_is_kept_with_the_outcomes_of_its_own_stages_and_no_others() -> None:
     store = MemoryRuns()
     await stopped(store, "f")
@@ -155,6 +196,35 @@ async def test_a_parallel_stage_that_is_visited_again_runs_all_its_branches() ->
     assert result.ok and sorted(seen) == ["a", "a", "b", "b"]
 
 
+async def test_a_later_round_shares_no_key_with_a_cancelled_branch_even_after_a_crash() -> None:
+    keys, begun, dies = list[str](), asyncio.Event(), True
+
+    async def work(stage: Stage) -> Outcome:
+        if stage.node.name == "check":
+            await begun.wait()
+            return Outcome(status=StageStatus.FAIL if stage.visit == 1 else StageStatus.SUCCESS)
+        keys.append(stage.key)
+        begun.set()
+        if dies:
+            await asyncio.Event().wait()
+        return Outcome()
+
+    text = graph(
+        "p [shape=component error_policy=fail_fast retry_target=p]; q [shape=component]; slow; check;"
+        "j [shape=tripleoctagon]; start->p; p->q->slow->j; p->check->j; j->done"
+    )
+    store = MemoryRuns()
+    task = asyncio.create_task(run_pipeline(text, handlers={"codergen": work}, runs=store, run_id="r"))
+    while len(keys) < 2:
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    dies = False
+    assert (await resume_pipeline("r", handlers={"codergen": work}, runs=store)).ok
+    assert keys == ["r/q.slow/slow/1/1", "r/q@2.slow/slow/1/1", "r/q@2.slow/slow/1/1"]
+
+
 async def test_a_checkpoint_without_branches_is_read_as_one_that_has_none(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.json"
     await stopped(None, "c", tmp_path)
@@ -186,6 +256,39 @@ async def test_visits_and_branches_do_not_overwrite_each_others_files(tmp_path: 
     }
     statuses = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("status.json")}
     assert {"loop", "loop/visit-2", "loop/visit-3", "both/branch-a"} <= statuses
+
+
+NESTED_IN_BOTH = "p->a->q; p->b->q; q [shape=component]; q->y->j; q->z->j"
+RETRIED_BY_BOTH = "p->a->j; p->b->j; a [retry_target=fix]; b [retry_target=fix]; fix->j"
+
+
+@pytest.mark.parametrize(
+    ("ways", "branches"), [(NESTED_IN_BOTH, ["a.y", "a.z", "b.y", "b.z"]), (RETRIED_BY_BOTH, ["a", "b"])]
+)
+async def test_no_stage_takes_the_outcome_that_it_left_in_another_branch(
+    ways: str, branches: list[str], tmp_path: Path
+) -> None:
+    begun, taken = list[str](), dict[str, bool]()
+
+    def hear(event: Event) -> None:
+        if event.kind == "stage_completed" and event.node in ("y", "z", "fix"):
+            taken[event.branch] = event.data["notes"] == "of branch a"
+
+    async def work(stage: Stage) -> Outcome | None:
+        name = stage.node.name
+        if name in "ab":
+            return Outcome(status=StageStatus.FAIL if stage.node.retry_target else StageStatus.SUCCESS)
+        begun.append(stage.branch_id)
+        while len(begun) < len(branches):
+            await asyncio.sleep(0)
+        if stage.branch_id.startswith("a"):
+            stage.write_status(Outcome(notes="of branch a"))
+        await asyncio.sleep(0.01)
+        return None
+
+    text = graph(f"node [auto_status=true]; p [shape=component]; j [shape=tripleoctagon]; start->p; {ways}; j->done")
+    assert (await run_pipeline(text, handlers={"codergen": work}, logs_root=tmp_path, on_event=hear)).ok
+    assert taken == {branch: branch.startswith("a") for branch in branches}
 
 
 async def test_a_branch_that_could_not_be_saved_still_counts_as_finished() -> None:

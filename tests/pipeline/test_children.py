@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from context_compiler.errors import PipelineError, RunOwnedError
-from context_compiler.pipeline import Event, MemoryRuns, Stage, resume_pipeline, run_pipeline
+from context_compiler.pipeline import Event, MemoryRuns, Outcome, Stage, StageStatus, resume_pipeline, run_pipeline
 from context_compiler.pipeline.stores import Lost
 from tests.pipeline.playing import graph
 
@@ -130,6 +130,30 @@ async def test_one_supervisor_in_two_branches_has_two_children(parent: Path) -> 
     parent.write_text(text)
     assert (await run_pipeline(parent, handlers={"work": work}, run_id="r", runs=runs)).ok
     assert sorted(run for run, name in work.runs if name == "inner") == ["r.x.m.1", "r.y.m.1"]
+
+
+async def test_a_supervisor_whose_branch_was_cancelled_has_another_child_in_the_next_round(parent: Path) -> None:
+    runs, begun = list[str](), asyncio.Event()
+
+    async def work(stage: Stage) -> Outcome:
+        if stage.node.name == "inner":
+            runs.append(stage.run_id)
+        elif stage.node.name == "slow" and not begun.is_set():
+            begun.set()
+            await asyncio.Event().wait()
+        elif stage.node.name == "check" and stage.visit == 1:
+            await begun.wait()
+            return Outcome(status=StageStatus.FAIL)
+        return Outcome()
+
+    text = graph(
+        'm [shape=house stack.child_dotfile="child.dot" manager.poll_interval="10ms"]; slow [type=work];'
+        "p [shape=component error_policy=fail_fast retry_target=p]; check [type=work]; j [shape=tripleoctagon];"
+        "start->p; p->m->slow->j; p->check->j; j->done"
+    )
+    parent.write_text(text)
+    assert (await run_pipeline(parent, handlers={"work": work}, run_id="r")).ok
+    assert runs == ["r.m.m.1", "r.m@2.m.1"]
 
 
 async def test_children_with_similar_names_have_separate_files(parent: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pydantic_ai.usage import RequestUsage
 from context_compiler.pipeline import (
     Event,
     FileRuns,
+    MemoryRuns,
     Outcome,
     RunConfig,
     RunQueue,
@@ -241,3 +242,36 @@ async def test_branches_without_requests_left_are_not_a_partial_success(most: in
     assert (result.status, paid.made <= most) == (status, True)
     if status == "fail":
         assert result.failure_reason == "the run made 4 model requests, which is the limit (max_requests)"
+
+
+@pytest.mark.parametrize(("most", "status", "made"), [(1, "fail", 0), (2, "success", 1)])
+async def test_a_branch_without_requests_left_runs_again_after_a_resume(most: int, status: str, made: int) -> None:
+    paid, store, used, dies = Paid(), MemoryRuns(), asyncio.Event(), True
+
+    async def own(stage: Stage) -> Outcome:
+        if stage.node.name == "a":
+            stage.requests.used += 1
+            used.set()
+            if dies:
+                await asyncio.Event().wait()
+        await used.wait()
+        return Outcome()
+
+    async def stop(event: Event) -> None:
+        if event.kind == "parallel_branch_completed" and event.branch == "w":
+            task.cancel()
+
+    text = graph(
+        "p [shape=component]; a [type=own]; w [type=own]; b [prompt=b]; j [shape=tripleoctagon];"
+        "start->p; p->a->j; p->w->b->j; j->done"
+    )
+    options: dict[str, Any] = {"runs": store, "handlers": {"own": own}, "model": paid.model}
+    task = asyncio.ensure_future(run_pipeline(text, run_id="r", max_requests=1, on_event=stop, **options))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    used.clear()
+    dies = False
+    result = await resume_pipeline("r", max_requests=most, **options)
+    assert (result.status, paid.made) == (status, made)
+    if status == "fail":
+        assert result.failure_reason == "the run made 1 model requests, which is the limit (max_requests)"

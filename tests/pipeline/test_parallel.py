@@ -235,6 +235,21 @@ async def test_a_gate_in_a_branch_counts_at_the_end() -> None:
     assert result.failure_reason == "goal gate a unsatisfied and no retry target: broken"
 
 
+@pytest.mark.parametrize("failing", ["a", "b"])
+async def test_a_gate_that_two_branches_share_counts_as_failed_if_it_failed_in_any(failing: str) -> None:
+    text = graph(
+        "p [shape=component]; a; b; g [goal_gate=true]; j [shape=tripleoctagon];start->p; p->a->g; p->b->g; g->j->done"
+    )
+
+    def gate(stage: Stage) -> Outcome:
+        return FAIL if stage.branch_id == failing and stage.visit == 1 else OK
+
+    result, _ = await play(text, {"g": [gate]})
+    assert result.failure_reason == "goal gate g unsatisfied and no retry target: broken"
+    result, script = await play(text.replace("a;", "a; graph [retry_target=p];", 1), {"g": [gate]})
+    assert result.ok and script.seen.count("g") == 4
+
+
 async def test_branches_of_a_thread_do_not_see_each_other() -> None:
     heard = Heard()
     text = graph(

@@ -19,6 +19,7 @@ from context_compiler.pipeline import (
     RunQueue,
     SQLRuns,
     Stage,
+    StageStatus,
     Submission,
     Worker,
     run_pipeline,
@@ -264,6 +265,39 @@ async def test_a_branch_no_longer_needed_keeps_no_slot_and_asks_no_question(
         assert said == [("r", "taken"), ("r", "waiting")]
     assert [question.stage for question in await desk.questions("r")] == ["h"]
     await desk.answer("r", "done")
+    await runner.run(until_empty=True)
+    assert said[2:] == [("r", "taken"), ("r", "success")]
+    await runs.close()
+    await desk.runs.close()
+
+
+async def test_a_later_round_asks_again_what_a_cancelled_branch_had_asked(open_runs: OpenSQL) -> None:
+    runs, desk, begun = open_runs(), RunQueue(open_runs()), asyncio.Event()
+    text = graph(
+        "p [shape=component error_policy=fail_fast retry_target=p]; h [shape=hexagon]; slow; check;"
+        "j [shape=tripleoctagon]; start->p; p->h->slow->j; p->check->j; j->done"
+    )
+    await desk.submit(text, run_id="r")
+
+    async def work(stage: Stage) -> Outcome:
+        if stage.node.name == "slow" and not begun.is_set():
+            begun.set()
+            await asyncio.Event().wait()
+        if stage.node.name == "check" and stage.visit == 1:
+            await begun.wait()
+            return Outcome(status=StageStatus.FAIL)
+        return Outcome()
+
+    async def answer() -> None:
+        while not await desk.questions("r"):
+            await asyncio.sleep(0.01)
+        await desk.answer("r", "slow")
+
+    runner, said = worker(runs, configure=lambda taken: RunConfig(handlers={"codergen": work}))
+    await asyncio.gather(runner.run(until_empty=True), answer())
+    assert said == [("r", "taken"), ("r", "waiting")]
+    assert [question.key for question in await desk.questions("r")] == ["r/h@2/h/1/1"]
+    await desk.answer("r", "slow")
     await runner.run(until_empty=True)
     assert said[2:] == [("r", "taken"), ("r", "success")]
     await runs.close()

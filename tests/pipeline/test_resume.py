@@ -170,6 +170,25 @@ async def test_threads_can_be_restored_instead(open_store: Open) -> None:
     await store.close()
 
 
+async def test_the_conversation_restored_after_a_jump_back_is_the_new_one(open_store: Open) -> None:
+    text = graph(
+        "build [prompt=build fidelity=full thread_id=t]; check [type=own retry_target=build];"
+        "ship [prompt=ship fidelity=full thread_id=t]; start->build->check->ship->done"
+    )
+
+    async def check(stage: Stage) -> Outcome:
+        return Outcome(status=StageStatus.FAIL if stage.visit == 1 else StageStatus.SUCCESS)
+
+    store, heard = open_store(), Heard({"build": ["first", "second"]})
+    await half(text, store, "ship", model=heard.model, handlers={"own": check})
+    await store.close()
+    store = open_store()
+    await resume_pipeline("r", runs=store, model=heard.model, handlers={"own": check}, resume_threads="restore")
+    assert heard.prompts == ["build", "build", "ship"]
+    assert str(heard.requests[-1][1].parts[0].content) == "second"
+    await store.close()
+
+
 # What is refused.
 
 

@@ -46,7 +46,7 @@ class ManagerLoopHandler:
             graph = _load_child(stage)
             if isinstance(graph, Outcome):
                 return graph
-            names = (stage.run_id, stage.branch_id, stage.node.name, str(stage.visit))
+            names = (stage.run_id, stage.branch_key, stage.node.name, str(stage.visit))
             child = await stage.start(graph, ".".join(filter(None, names)))
         try:
             return await self._supervise(stage, child, condition)
