@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
@@ -76,8 +77,8 @@ def import_(
             print_found(screen, measured, folder, db, seconds)
         inside.print_skipped()
         return
-    inner = [conversation for _, conversation in reversed(inside.conversations)] if inside is not None else []
-    conversations = inner or read_conversations(transcript, format_)
+    inner = _with_different_names(inside.conversations, folder) if inside is not None else []
+    conversations = inner[::-1] or read_conversations(transcript, format_)
     if select is not None or session is not None:
         conversations = [select_conversation(conversations, select, file=transcript)]
     results = asyncio.run(_import_all(conversations, db, owner or "", session))
@@ -95,6 +96,26 @@ def import_(
     print_look(screen, db)
 
 
+def _with_different_names(conversations: Sequence[tuple[Path, Transcript]], folder: Path) -> list[Transcript]:
+    """Return the conversations of a folder; a name that several of them have is replaced by the path of the file."""
+    names = [transcript.name for _, transcript in conversations]
+    for with_suffix in (False, True):
+        counts = Counter(names)
+        names = [
+            _path_name(file, folder, transcript.name, with_suffix) if counts[name] > 1 else name
+            for (file, transcript), name in zip(conversations, names, strict=True)
+        ]
+    return [replace(transcript, name=name) for (_, transcript), name in zip(conversations, names, strict=True)]
+
+
+def _path_name(file: Path, folder: Path, name: str, with_suffix: bool) -> str:
+    """Name a conversation by the path of its file below a folder, and by its id or title in the file if it has one."""
+    path = file.relative_to(folder)
+    begins_with_stem = f"{name}#".startswith(f"{path.stem}#")
+    in_file = name.removeprefix(path.stem) if begins_with_stem else f"#{name}"
+    return (path if with_suffix else path.with_suffix("")).as_posix() + in_file
+
+
 async def _import_all(
     transcripts: Sequence[Transcript], db: Place, owner: str, session: str | None
 ) -> list[ImportResult]:
@@ -110,6 +131,7 @@ async def _import_all(
                 record = await store.save(entry)
                 same = tips.get(name) in (history.chain.tip, history.tip)
                 state = "new" if name not in tips else "known" if same else "changed"
+                tips[name] = history.chain.tip
                 results.append(
                     ImportResult(
                         session=name,

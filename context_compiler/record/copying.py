@@ -2,7 +2,8 @@
 
 Rows are written in pages, one transaction each, after the rows that they refer to. A row that never changes is skipped
 if the target has it, so an interrupted copy is finished by repeating it. A row that can change, such as the tip of a
-session, is updated from the source, unless it was continued in the target: then it is kept and reported.
+session, is updated from the source, unless it was continued in the target: then it is kept and reported. Where the
+target has a message with other times, run ids or renderings, each copied conversation gets a copy of its own message.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -74,6 +75,39 @@ SELECT id FROM kept
 """The entries of the JSON list `?1`, and all their ancestors, in the log of the owner `?2`."""
 
 
+RAW_TIPS = (("views", "raw_tip"), *rows.TURN_TIPS)
+"""Columns that contain the stored name of a message of an earlier raw history of a session."""
+
+SAID = f"""
+WITH RECURSIVE up (id) AS (
+    SELECT raw_tip FROM sessions WHERE id = ?1
+    {" ".join(f"UNION SELECT {column} FROM {table} WHERE session = ?1" for table, column in RAW_TIPS)}
+    UNION SELECT (SELECT n.parent FROM nodes n WHERE n.id = up.id) FROM up
+)
+SELECT id FROM up
+"""
+"""All messages of the raw histories of the session `?1`."""
+
+IF_PRESENT = {
+    "copies": "ON CONFLICT (session, node) DO UPDATE SET content = excluded.content",
+    "entries": (
+        "ON CONFLICT (owner, id) DO UPDATE SET content = excluded.content"
+        " WHERE entries.node = excluded.node AND ifnull(entries.content, '') <> ifnull(excluded.content, '')"
+    ),
+}
+"""Change of a row that the target has already, by table; rows of all other tables stay as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """The messages that the target has with another content, because names do not depend on times and run ids."""
+
+    contents: dict[str, str] = field(default_factory=dict[str, str])
+    """Names of their contents in the source, by message id."""
+    own: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
+    """Those of which a session has a copy in the source too, as `(session in the target, message id)`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyResult:
     """The outcome of a copy."""
@@ -93,13 +127,14 @@ async def copy_record(source: SQLStore, target: SQLStore, progress: Callable[[st
         StoreError: A row of the source does not match its seal, or one of the stores cannot be used.
     """
     numbers: Numbers = {"sessions": {}, "context_summaries": {}}
-    copied, present = Counter[str](), Counter[str]()
-    changed, defects = list[tuple[str, Row]](), list[str]()
+    copied, present, versions = Counter[str](), Counter[str](), Versions()
+    changed, defects, continued = list[tuple[str, Row]](), list[str](), set[int]()
     await source.perform(_count)  # raises if there is no source, before the target is created
     before = await target.perform(_count)
     async with aclosing(source.scoped(None).export()) as exported:
         async for table, page in _pages(exported):
-            added, mapped, unequal = await target.perform(partial(_write_page, table=table, page=page, numbers=numbers))
+            write = partial(_write_page, table=table, page=page, numbers=numbers, versions=versions)
+            added, mapped, unequal = await target.perform(write)
             if table in numbers:
                 numbers[table] |= mapped
             changed += [(table, row) for row in unequal]
@@ -112,22 +147,31 @@ async def copy_record(source: SQLStore, target: SQLStore, progress: Callable[[st
             copied[table] = min(number - before[table], present[table])  # a copied cycle may add a content of its own
             present[table] -= copied[table]
     for table, row in changed:
-        current = await target.perform(partial(_target_row, table=table, row=row))
-        if await source.perform(partial(_has_diverged, table=table, current=current, row=row)):
-            await target.perform(partial(_keep_reachable, table=table, current=current, row=row))
-            owner = f" of {current['owner']!r}" if current["owner"] else ""
-            name = f"session {current['session_id']!r}{owner}"
-            defects.append(f"{table}: {name} was changed in the target, so it is not as in the source")
-        else:
-            await target.perform(partial(_update, table=table, current=current, row=row))
+        kept = await _update_or_keep(source, target, table, row)
+        if kept is None:
             copied[table] += 1
             present[table] -= 1
+        else:
+            owner = f" of {kept['owner']!r}" if kept["owner"] else ""
+            name = f"session {kept['session_id']!r}{owner}"
+            defects.append(f"{table}: {name} was changed in the target, so it is not as in the source")
+            continued |= {kept["id"]} if table == "sessions" else set()
     sessions = numbers["sessions"]
+    await _write_versions(target, versions, [number for number in sessions.values() if number not in continued])
     for session, memory, terms in await source.perform(lambda db: db.live_memories()):
         if session in sessions:
             await target.perform(partial(_add_live_memory, session=sessions[session], memory=memory, terms=terms))
     await _index(source, target, progress)
     return CopyResult(copied=dict(copied), present=dict(present), defects=(*defects, *await target.verify()))
+
+
+async def _update_or_keep(source: SQLStore, target: SQLStore, table: str, row: Row) -> Row | None:
+    """Update the target's row from the source; if it was continued in the target, keep and return it."""
+    current = await target.perform(partial(_target_row, table=table, row=row))
+    has_diverged = await source.perform(partial(_has_diverged, table=table, current=current, row=row))
+    change = _keep_reachable if has_diverged else _update
+    await target.perform(partial(change, table=table, current=current, row=row))
+    return current if has_diverged else None
 
 
 async def _pages(exported: AsyncIterator[Row]) -> AsyncIterator[tuple[str, list[Row]]]:
@@ -147,23 +191,49 @@ Written = tuple[int, dict[int, int], Sequence[Row]]
 """Number of added numbered rows; row numbers in the target by number in the source; rows that differ in the target."""
 
 
-def _write_page(db: Database, table: str, page: Sequence[Row], numbers: Numbers) -> Written:
-    """Write the rows of a table that the target does not have."""
+def _write_page(db: Database, table: str, page: Sequence[Row], numbers: Numbers, versions: Versions) -> Written:
+    """Write the rows of a table that the target does not have, and add the messages that differ to `versions`."""
     with db.transaction():
         if table in SEALED:
             return _write_sealed(db, table, page, numbers)
         new_rows = [_renumber(row, numbers) for row in page]
         if table == "contents":
             new_rows = [{"hash": row["hash"], "body": rows.pack(rows.to_bytes(row["body"]))} for row in page]
+        if table == "entries":
+            new_rows = [{**row, "content": row["content"] or versions.contents.get(row["node"])} for row in page]
         columns = list(new_rows[0])
-        query = f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
-        if table == "copies":
-            query = (
-                "INSERT INTO copies (session, node, content) VALUES (?, ?, ?)"
-                " ON CONFLICT (session, node) DO UPDATE SET content = excluded.content"
-            )
-        db.executemany(query, [[row[column] for column in columns] for row in new_rows])
+        verb = "INSERT" if table in IF_PRESENT else "INSERT OR IGNORE"
+        values = f"({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) {IF_PRESENT.get(table, '')}"
+        db.executemany(f"{verb} INTO {table} {values}", [[row[column] for column in columns] for row in new_rows])
+        _note_versions(db, table, new_rows, versions)
         return 0, {}, [row for row in new_rows if table in CHANGING and _differs(db, table, row)]
+
+
+def _note_versions(db: Database, table: str, new_rows: Sequence[Row], versions: Versions) -> None:
+    """Add the messages of a page that the target has with another content, and the copies of such messages."""
+    if table == "nodes":
+        query = "SELECT id, content FROM nodes WHERE id IN (SELECT value FROM json_each(?))"
+        stored = {row[0]: row[1] for row in db.execute(query, (json.dumps([row["id"] for row in new_rows]),))}
+        differing = (row for row in new_rows if stored.get(row["id"]) not in (None, row["content"]))
+        versions.contents.update((row["id"], row["content"]) for row in differing)
+    elif table == "copies":
+        versions.own.update((row["session"], row["node"]) for row in new_rows if row["node"] in versions.contents)
+
+
+async def _write_versions(target: SQLStore, versions: Versions, sessions: Sequence[int]) -> None:
+    """Give sessions of the target copies of the messages that the target has with another content."""
+    for session in sessions if versions.contents else ():
+        await target.perform(partial(_write_copies, session=session, versions=versions))
+
+
+def _write_copies(db: Database, session: int, versions: Versions) -> None:
+    """Write copies for a session, except those that the source has too: they are written with their table."""
+    differing = [row[0] for row in db.execute(SAID, (session,)) if row[0] in versions.contents]
+    copies = [(session, node, versions.contents[node]) for node in differing if (session, node) not in versions.own]
+    if copies:
+        with db.transaction():
+            query = f"INSERT INTO copies (session, node, content) VALUES (?, ?, ?) {IF_PRESENT['copies']}"
+            db.executemany(query, copies)
 
 
 def _target_row(db: Database, table: str, row: Row) -> Row:

@@ -73,7 +73,10 @@ class Database(Protocol):
         ...
 
     def lenient(self) -> AbstractContextManager[None]:
-        """Read damaged texts too, with a lone surrogate for each damaged byte; else they are an error."""
+        """Read damaged texts too, with a lone surrogate for each damaged byte; else they are an error.
+
+        Within `snapshot`, an error in `damage` that is raised through it leaves the snapshot readable.
+        """
         ...
 
     def transaction(self) -> AbstractContextManager[None]:

@@ -62,20 +62,25 @@ def export(db: Database, damaged: Damaged | None = None) -> Generator[Mapping[st
             query = f"SELECT {columns} FROM {table} WHERE {_owned(table)} ORDER BY {order}"
             value = owner if owner is None or table not in NAMED else prefix(owner)
             try:
-                for row in db.scan(query, (value,)):
-                    try:
-                        exported = _exported(table, row)
-                    except (ValueError, zlib.error) as error:
-                        defect = f"{_place(table, row)}: {error}"
-                        if damaged is None:
-                            raise ValueError(defect) from error
-                        damaged(defect)
-                    else:
-                        yield exported
+                with db.lenient():
+                    yield from _exported_rows(table, db.scan(query, (value,)), damaged)
             except db.damage as error:
                 if damaged is None:
                     raise
                 damaged(f"{table}: the rest of the table cannot be read ({error})")
+
+
+def _exported_rows(table: str, table_rows: Iterable[Any], damaged: Damaged | None) -> Generator[Mapping[str, object]]:
+    for row in table_rows:
+        try:
+            exported = _exported(table, row)
+        except (ValueError, zlib.error) as error:
+            defect = f"{_place(table, row)}: {error}"
+            if damaged is None:
+                raise ValueError(defect) from error
+            damaged(defect)
+        else:
+            yield exported
 
 
 def _exported(table: str, row: Any) -> Mapping[str, object]:
@@ -359,11 +364,12 @@ def checked_to_the_end(defects: Iterable[str]) -> bool:
 
 
 def _defects(db: Database, check: str, results: Iterator[str]) -> list[str]:
-    """Collect the defects of a check; an error that stops the check is one too."""
+    """Collect the defects of a check; an error that stops the check is one too, and does not stop other checks."""
     defects: list[str] = []
     try:
-        for defect in results:
-            defects.append(defect)
+        with db.lenient():
+            for defect in results:
+                defects.append(defect)
     except (*db.damage, *UNREADABLE) as error:
         defects.append(f"{check}: {error}; {STOPPED}")
     return defects

@@ -30,6 +30,9 @@ from context_compiler.record.values import Chain, Entry, Record
 
 T = TypeVar("T")
 
+Page = list[Mapping[str, object]]
+"""Exported rows."""
+
 SETTINGS = "SELECT set_config('context_compiler.owner', $1, false), set_config('context_compiler.prefix', $2, false)"
 """Sets the owner of a connection, for the policy in `row_security.sql`."""
 
@@ -183,22 +186,16 @@ class PostgresStore(SQLStore):
 
     async def export(self, damaged: Damaged | None = None) -> AsyncGenerator[Mapping[str, object]]:
         """Yield every row of one snapshot as a JSON-ready mapping, read page by page in one transaction."""
-        loop, pages = asyncio.get_running_loop(), asyncio.Queue[list[Mapping[str, object]]](1)
-        stopped = False
-
-        def read(db: Database) -> None:
-            exported = maintenance.export(db, damaged)
-            while not stopped and (page := list(islice(exported, PAGE))):
-                cast(PostgresDatabase, db).wait(
-                    asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pages.put(page), loop))
-                )
-            exported.close()
+        loop, pages = asyncio.get_running_loop(), asyncio.Queue[Page](1)
+        reading = _Reading(
+            damaged, lambda page: asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pages.put(page), loop))
+        )
 
         async def fill() -> None:
             try:
-                await self.perform(read, patient=True)
+                await self.perform(reading.read, patient=True)
             finally:
-                if not stopped:
+                if not reading.stopped:
                     await pages.put([])
 
         filling = asyncio.create_task(fill())
@@ -207,7 +204,7 @@ class PostgresStore(SQLStore):
                 for row in page:
                     yield row
         finally:
-            stopped = True
+            reading.stopped = True
             while not filling.done():
                 while not pages.empty():
                     pages.get_nowait()
@@ -220,3 +217,31 @@ class PostgresStore(SQLStore):
         if indexing := [task for task in self._indexing if task.get_loop() is here]:
             await asyncio.wait(indexing)
         await self.database.close()
+
+
+class _Reading:
+    """The work of an export, which is not repeated once rows of it were handed on, or they would be exported twice."""
+
+    def __init__(self, damaged: Damaged | None, hand_on: Callable[[Page], Awaitable[object]]) -> None:
+        self.stopped = False
+        self._begun = False
+        self._damaged, self._hand_on = damaged, hand_on
+
+    def read(self, db: Database) -> None:
+        """Read all rows of one snapshot, and hand them on page by page.
+
+        Raises:
+            StoreError: It was begun before.
+        """
+        if self._begun:
+            raise StoreError("the server interrupted the export after some of its rows: begin it again")
+        exported = maintenance.export(db, None if self._damaged is None else self._note)
+        while not self.stopped and (page := list(islice(exported, PAGE))):
+            self._begun = True
+            cast(PostgresDatabase, db).wait(self._hand_on(page))
+        exported.close()
+
+    def _note(self, defect: str) -> None:
+        self._begun = True
+        assert self._damaged is not None
+        self._damaged(defect)

@@ -12,7 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import copy_context
 from math import log
 from operator import itemgetter
@@ -40,6 +40,9 @@ from context_compiler.record.schema import APPLICATION_ID
 from context_compiler.record.tables import REFERENCES
 
 T = TypeVar("T")
+
+DAMAGE = (asyncpg.DataError, asyncpg.SyntaxOrAccessError, asyncpg.PostgresSystemError, asyncpg.InternalServerError)
+"""Errors of damaged data or tables. All others, such as a query that was cancelled, say nothing about the record."""
 
 SAVES_PER_STEP, TEXTS_PER_STEP = 32, 256
 """Saves between two indexing steps, and maximum texts that are indexed in one step."""
@@ -106,7 +109,7 @@ class PostgresDatabase:
 
     owner: str | None = ""
     tried: Moment | None = None
-    damage: tuple[type[Exception], ...] = (asyncpg.PostgresError, asyncpg.InterfaceError)
+    damage: tuple[type[Exception], ...] = DAMAGE
 
     def __init__(self, connection: Connection, schema: str, timeout: float | None) -> None:
         self.connection = connection
@@ -114,6 +117,7 @@ class PostgresDatabase:
         self.timeout = timeout
         self.committing = False
         """True while it is unknown whether a transaction was committed."""
+        self.in_transaction = False
 
     async def perform(self, work: Callable[[PostgresDatabase], T]) -> T:
         """Run a synchronous function in a greenlet, and await what it waits for on the loop of the connection."""
@@ -190,21 +194,32 @@ class PostgresDatabase:
         while page := self.wait(cursor.fetch(PAGE)):
             yield from map(_unescape_row, page)
 
-    def lenient(self) -> AbstractContextManager[None]:
-        """Change nothing, because PostgreSQL stores only valid texts."""
-        return nullcontext()
+    @contextmanager
+    def lenient(self) -> Generator[None]:
+        """Keep an error of damaged data from ending the transaction; PostgreSQL stores only valid texts."""
+        if not self.in_transaction:
+            yield
+            return
+        self.run("SAVEPOINT undamaged", returns_rows=False)
+        try:
+            yield
+        except DAMAGE:
+            self.run("ROLLBACK TO undamaged", returns_rows=False)
+            raise
+        self.run("RELEASE undamaged", returns_rows=False)
 
     @contextmanager
     def _run_transaction(self, begin: str) -> Generator[None]:
         """Run a transaction that the statements `begin` start; an error rolls it back."""
         self.wait(self.connection.execute(begin, timeout=self.timeout))
-        is_open = True
+        is_open = self.in_transaction = True
         try:
             yield
             self.committing = True
             self.wait(self.connection.execute("COMMIT", timeout=self.timeout))
             self.committing = is_open = False
         finally:
+            self.in_transaction = False
             if is_open and not self.connection.is_closed():
                 with suppress(*FAILURES):  # the connection may be gone, and the transaction with it
                     self.wait(self.connection.execute("ROLLBACK", timeout=self.timeout))

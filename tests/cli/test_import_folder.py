@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from context_compiler.record.store import SQLiteStore
 from tests.cli.conftest import DEMO, Command, chat, one_line, written
 
 
@@ -127,6 +129,66 @@ def test_all_conversations_of_a_folder_are_imported(cc: Command, tmp_path: Path)
     (folder / "demo.json").write_bytes(DEMO.read_bytes())
     said = cc("import", "chats", "--all", "--json").json["sessions"]
     assert {entry["session"] for entry in said} == {"one", "demo"} and {entry["state"] for entry in said} == {"new"}
+
+
+def titled(*texts: str) -> dict[str, Any]:
+    """A conversation of ChatGPT's export: a tree with a title."""
+    nodes = {
+        str(number): {
+            "id": str(number),
+            "parent": str(number - 1) if number else None,
+            "children": [str(number + 1)] if number + 1 < len(texts) else [],
+            "message": {
+                "author": {"role": ("user", "assistant")[number % 2]},
+                "content": {"content_type": "text", "parts": [text]},
+            },
+        }
+        for number, text in enumerate(texts)
+    }
+    return {"title": "Trip", "mapping": nodes, "current_node": str(len(texts) - 1)}
+
+
+SAME_NAMES: dict[str, dict[str, tuple[Any, dict[str, int]]]] = {
+    "tasks": {
+        "t1/api_conversation_history.json": (chat(1), {"t1/api_conversation_history": 3}),
+        "t2/api_conversation_history.json": (chat(2), {"t2/api_conversation_history": 5}),
+        "t2/other.json": (chat(3), {"other": 7}),
+    },
+    "suffixes": {
+        "chat.json": (chat(1), {"chat.json": 3}),
+        "chat.jsonl": (chat(2), {"chat.jsonl": 5}),
+        "t1/chat.json": (chat(3), {"t1/chat": 7}),
+    },
+    "several in a file": {
+        f"t{number}/many.json": (
+            [{"id": id, "messages": chat(number)} for id in ("a", "b")],
+            {f"t{number}/many#{id}": 2 * number + 1 for id in ("a", "b")},
+        )
+        for number in (1, 2)
+    },
+    "titles": {
+        "old.json": ([titled("Where?")], {"old#Trip": 1}),
+        "new.json": ([titled("Where?", "There.")], {"new#Trip": 2}),
+    },
+}
+"""Files of folders, each with the conversations that it becomes and the number of their messages."""
+
+
+@pytest.mark.parametrize("files", SAME_NAMES.values(), ids=SAME_NAMES)
+def test_conversations_of_the_same_name_are_imported_under_the_paths_of_their_files(
+    cc: Command, tmp_path: Path, files: dict[str, tuple[Any, dict[str, int]]]
+) -> None:
+    for path, (conversations, _) in files.items():
+        (tmp_path / "inside" / path).parent.mkdir(parents=True, exist_ok=True)
+        written(tmp_path / "inside" / path, conversations)
+    expected = {name: messages for _, named in files.values() for name, messages in named.items()}
+    for state in ("new", "known", "known"):
+        said = cc("import", "inside", "--all", "--json").json["sessions"]
+        assert {entry["session"]: entry["messages"] for entry in said} == expected
+        assert len(said) == len(expected) and {entry["state"] for entry in said} == {state}
+    for name, messages in expected.items():
+        transcript = asyncio.run(SQLiteStore(tmp_path / "system" / "context.db").transcript(name))
+        assert len(transcript) == messages
 
 
 def test_a_folder_without_conversations_is_refused_with_the_reason(cc: Command, tmp_path: Path) -> None:

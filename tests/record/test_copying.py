@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -29,8 +30,10 @@ from context_compiler.record.conversations import (
 from context_compiler.record.copying import copy_record
 from context_compiler.record.store import MemoryStore, SQLStore, open_place
 from context_compiler.record.values import UNDO, Action, now
-from tests.record.entries import Talk, body, compiled, cycle, days_ago, request, talk
+from tests.record.entries import NOW, Talk, body, compiled, cycle, days_ago, request, talk
 from tests.support.postgres import Cluster
+
+LATER = NOW + timedelta(hours=1)
 
 
 async def fill(store: SQLStore) -> None:
@@ -109,16 +112,19 @@ async def test_a_copy_that_was_interrupted_is_finished_by_the_next(target: SQLSt
     await target.close()
 
 
-async def keep(store: SQLStore, revision: str, *said: str, after: str | None = None) -> None:
+async def keep(
+    store: SQLStore, revision: str, *said: str, after: str | None = None, name: str = "hosted", when: datetime = NOW
+) -> None:
     """Keep a conversation of the host whose log goes on with these messages; `revision` also says when."""
+    names = [text if name == "hosted" else f"{name} {text}" for text in said]
     entries = [
-        LogEntry(id=text, parent=before, body=body(text, index))
-        for index, (before, text) in enumerate(zip((after, *said[:-1]), said, strict=True))
+        LogEntry(id=entry, parent=before, body=body(text, index, when))
+        for index, (before, entry, text) in enumerate(zip((after, *names[:-1]), names, said, strict=True))
     ]
     state = StoredConversation(
-        conversation_id="hosted",
+        conversation_id=name,
         scope=None,
-        head=said[-1],
+        head=names[-1],
         branches=(),
         state=json.dumps({"state": revision}),
         revision=revision,
@@ -184,6 +190,57 @@ async def test_changes_in_the_target_are_kept_and_reported(target: SQLStore):
     state = await target.perform(partial(find_conversation, conversation_id="hosted"))
     assert state is not None and (state.head, state.branches) == ("then", ("or",))  # no entry that was copied is gone
     assert await target.perform(partial(read_log, head="or", limit=None))
+    await target.close()
+
+
+async def test_a_copied_conversation_keeps_its_own_times(target: SQLStore):
+    source, ours, theirs = MemoryStore(), Talk(*"abcd"), Talk(*"abcd", when=LATER)
+    await target.save(request(theirs, session_id="there"))
+    await source.save(request(ours))
+    await source.save(request(ours.then("e", "f"), session_id="longer"))
+    await source.save(request(Talk(*"abcd", when=LATER + timedelta(hours=1)), session_id="third"))
+    for _ in range(2):
+        assert (await copy_record(source, target, lambda table: None)).defects == ()
+        for name in ("s", "longer", "third"):
+            assert await target.transcript(name) == await source.transcript(name), name
+        assert await target.transcript("there") == theirs.bodies
+    await target.close()
+
+
+async def test_an_earlier_history_keeps_its_own_times(target: SQLStore):
+    source, ours = MemoryStore(), Talk(*"abcd")
+    await target.save(request(Talk(*"abcd", when=LATER), session_id="there"))
+    await source.save(request(ours))
+    await source.archive("s", "", Talk("another beginning"))
+    assert (await copy_record(source, target, lambda table: None)).defects == ()
+    query = "SELECT id FROM sessions WHERE session_id = 's'"
+    session = await target.perform(lambda db: db.execute(query).fetchone()[0])
+    nodes = await target.perform(lambda db: browse.chain_nodes(db, ours.tip, session))
+    assert await target.perform(lambda db: browse.message_bodies(db, nodes)) == ours.bodies
+    await target.close()
+
+
+async def test_a_conversation_that_was_changed_in_the_target_keeps_its_times(target: SQLStore):
+    source, theirs = MemoryStore(), Talk(*"abcd", when=LATER)
+    await source.save(request(Talk(*"abcd")))
+    await target.save(request(theirs))
+    await target.archive("s", "", theirs.then("more"))
+    (defect,) = (await copy_record(source, target, lambda table: None)).defects
+    assert "changed in the target" in defect
+    assert await target.transcript("s") == theirs.then("more").bodies
+    await target.close()
+
+
+async def test_a_copied_conversation_of_the_host_keeps_its_own_times(target: SQLStore):
+    source = MemoryStore()
+    await keep(target, "1", "first", "second", name="there", when=LATER)
+    await keep(source, "1", "first", "second")
+    for _ in range(2):
+        assert (await copy_record(source, target, lambda table: None)).defects == ()
+        for name, when in (("hosted", NOW), ("there", LATER)):
+            whole = [body("first", 0, when), body("second", 1, when)]
+            assert await target.conversation(name) == whole
+            assert await target.transcript(name) == whole
     await target.close()
 
 

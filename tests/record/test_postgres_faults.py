@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from pydantic_ai import Agent
@@ -190,3 +191,121 @@ async def test_two_processes_that_compile_the_same_span_share_the_first_result(r
     assert len(await stores[0].summaries("s")) == 1
     assert await stores[0].verify() == ()
     await asyncio.gather(*(store.close() for store in stores))
+
+
+@asynccontextmanager
+async def interrupted(url: str, setting: str) -> AsyncGenerator[Any]:
+    """A sound record whose server cancels each statement that waits for a lock, while a table is locked."""
+    created = PostgresStore(url)
+    await created.save(request(talk(3)))
+    await created.close()
+    other = await asyncpg.connect(url)
+    async with asyncpg.create_pool(url, min_size=0, max_size=2, server_settings={setting: "200"}) as pool:
+        async with other.transaction():
+            await other.execute("LOCK TABLE context_compiler.cycles IN ACCESS EXCLUSIVE MODE")
+            yield PostgresStore(pool)
+    await other.close()
+
+
+@pytest.mark.parametrize("setting", ["statement_timeout", "lock_timeout"])
+async def test_a_check_that_the_server_cancels_says_nothing_about_the_record(record_url: str, setting: str):
+    async with interrupted(record_url, setting) as store:
+        with pytest.raises(StoreError, match="canceling statement due to .* timeout; .*try again"):
+            await store.verify()
+        with pytest.raises(StoreError, match="canceling statement due to .* timeout; .*try again"):
+            await store.verify(newer_than_days=1)
+
+
+@pytest.mark.parametrize("setting", ["statement_timeout", "lock_timeout"])
+async def test_an_export_that_the_server_cancels_is_not_said_to_be_complete(record_url: str, setting: str):
+    async with interrupted(record_url, setting) as store:
+        damaged = list[str]()
+        with pytest.raises(StoreError, match="canceling statement due to .* timeout; .*try again"):
+            [row async for row in store.export(damaged.append)]
+        assert damaged == []
+
+
+async def test_a_damaged_table_hides_no_other(postgres: Cluster, postgres_url: str):
+    store, damaged = PostgresStore(postgres_url), list[str]()
+    await store.save(request(talk(3)))
+    postgres.execute("ALTER TABLE context_compiler.cycles DROP COLUMN config CASCADE", urlsplit(postgres_url).path[1:])
+    tables = {row["table"] async for row in store.export(damaged.append)}
+    assert tables == {"contents", "nodes", "sessions", "views", "toolsets"}
+    assert [defect.partition(" (")[0] for defect in damaged] == ["cycles: the rest of the table cannot be read"]
+    defects = await store.verify()
+    assert [defect for defect in defects if "aborted" in defect] == []
+    assert [defect.partition(":")[0] for defect in defects if "not checked" in defect] == ["cycles"]
+    await store.close()
+
+
+@pytest.mark.parametrize("keeps_defects", [False, True])
+async def test_no_row_is_exported_twice_when_the_connection_is_lost(
+    postgres: Cluster, record_url: str, keeps_defects: bool
+):
+    store, rows, damaged = PostgresStore(record_url), list[str](), list[str]()
+    await store.save(request(talk(700)))
+    ended = False
+    with pytest.raises(StoreError):
+        async for row in store.export(damaged.append) if keeps_defects else store.export():
+            rows.append(repr(row))
+            if not ended:
+                statement = f"{DROP} AND datname = current_database()"  # not those of other tests
+                ended = bool(await asyncio.to_thread(postgres.run, statement, urlsplit(record_url).path[1:]))
+    assert 500 <= len(rows) == len(set(rows)) and damaged == []
+    assert len([row async for row in store.export()]) > len(rows)
+    await store.close()
+
+
+class Interrupting(Tearing):
+    """A pool whose connections raise an error once, when a table is read after others."""
+
+    def __init__(self, pool: Any, error: Exception) -> None:
+        super().__init__(pool)
+        self.error, self.left = error, 1
+
+    @asynccontextmanager
+    async def acquire(self, *, timeout: float | None = None) -> AsyncGenerator[Any]:
+        async with self.pool.acquire(timeout=timeout) as connection:
+            yield Interrupted(self, connection)
+
+
+class Interrupted:
+    def __init__(self, pool: Interrupting, connection: Any) -> None:
+        self._pool, self._connection = pool, connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def cursor(self, query: str, *values: Any) -> Any:
+        if ".views" in query and self._pool.left:
+            self._pool.left -= 1
+            raise self._pool.error
+        return self._connection.cursor(query, *values)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        asyncpg.SerializationError("canceling statement due to conflict with recovery"),
+        asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation"),
+        asyncpg.AdminShutdownError("terminating connection due to administrator command"),
+    ],
+    ids=["conflict", "lost", "shutdown"],
+)
+@pytest.mark.parametrize("turns", [2, 700])
+async def test_an_export_that_is_interrupted_begins_again_only_if_no_row_was_read(
+    record_url: str, error: Exception, turns: int
+):
+    async with asyncpg.create_pool(record_url, min_size=0, max_size=2) as pool:
+        store = PostgresStore(Interrupting(pool, error))
+        await store.save(request(talk(turns)))
+        rows = list[str]()
+        if turns == 2:
+            rows = [repr(row) async for row in store.export()]
+            assert any("'views'" in row for row in rows)
+        else:
+            with pytest.raises(StoreError, match="interrupted the export after some of its rows: begin it again"):
+                async for row in store.export():
+                    rows.append(repr(row))
+        assert rows and len(rows) == len(set(rows))
+        assert await store.verify() == ()
