@@ -87,6 +87,8 @@ class Passage:
     """Turn in which a later message revises this one; None if none does."""
     outdated: tuple[str, ...] = ()
     """Sentences that a later message revises."""
+    beside: tuple[tuple[int, int], ...] = ()
+    """Places of the passages that revise it; it is quoted only beside all of them."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -509,6 +511,10 @@ class Quotation:
             cost += after.cost_after(passage, numbered=self._numbered)
             cost -= after.cost_after(before, numbered=self._numbered)
         return cost
+
+    def index(self, place: tuple[int, int]) -> int:
+        """Index of the candidate with this place."""
+        return bisect_left(self.candidates, place, key=lambda passage: passage.place)
 
     def has(self, index: int) -> bool:
         """True if a candidate was taken."""
