@@ -432,13 +432,14 @@ def mark_changes(
     if not any(other.position in changes.later for other, _ in ranked):
         return [*ranked], {}
     marked: dict[Place, tuple[Passage, float]] = {}
-    for passage, score in ranked:
+    waiting, known = [*ranked], {passage.place for passage, _ in ranked}
+    for passage, score in waiting:
         own = changes.of(passage.position, passage.text, until)
         if own:
             newest = max(change.at for change in own)
             turn = outline.turns[bisect_right(outline.starts, newest) - 1].index
             price = counter.text(f", changed at turn {turn + 1}") + 1
-            revising = [*filter(None, (_revising(change, ranked, quote) for change in own))]
+            revising = [*filter(None, (_revising(change, waiting, quote) for change in own))]
             passage = replace(
                 passage,
                 changed=turn,
@@ -450,6 +451,9 @@ def mark_changes(
             for other in revising:
                 kept, best = marked.get(other.place, (other, score))
                 marked[other.place] = kept, max(best, score)
+                if other.place not in known:
+                    known.add(other.place)
+                    waiting.append((other, score))
         if passage.place not in marked or own:
             marked[passage.place] = passage, max(score, marked.get(passage.place, (passage, score))[1])
     return [*marked.values()], {place: passage.beside[-1] for place, (passage, _) in marked.items() if passage.beside}

@@ -152,6 +152,15 @@ async def test_a_search_by_the_agent_returns_both_new_values_with_the_passage_th
     assert all(change in text for text in answers if TWO_VALUES in text for change in changes)
 
 
+def test_a_passage_quoted_for_its_new_value_is_marked_and_not_alone_if_another_value_of_it_was_replaced() -> None:
+    first, second = "The gate of the depot is DK-4471.", "The gate of the depot is QT-9038. The choir has 31 singers."
+    third = "The choir has 27 singers."
+    quotations = [quotation_of_the_first(room, first, second, third) for room in range(10, 120)]
+    assert any(first in text for text in quotations)
+    assert all(f"changed at turn 3] {second}" in text and third in text for text in quotations if second in text)
+    assert all(second in text for text in quotations if first in text)
+
+
 def quotation_of_the_first(room: int, *texts: str) -> str:
     """Quotation of the first text, which alone is relevant, and of those that change it."""
     counter = TokenCounter()
