@@ -30,7 +30,8 @@ from context_compiler.resilience import check_time
 from context_compiler.tokens import TokenCounter, character_boundary
 
 WIDTH = 480
-"""Maximum length of a passage in characters; a longer text is split at the end of a sentence or line."""
+"""Maximum length of a passage in characters; a longer text is split at the end of a sentence or line. What
+`_escape_labels` puts before a passage does not count."""
 
 NARROW = 240
 """Preferred maximum length in characters of a piece of a tool result, used if a line or row ends within it."""
@@ -248,10 +249,11 @@ _NO_NAME = re.compile(r"[^\w.:-]+")
 
 _LABEL = re.compile(
     r"(?im)((?:^|[\r\v\f\x1c-\x1e\x85\u2028\u2029])[^\S\n]{0,80})"
-    r"(?=\[(?:(?:from )?turn \d|(?:\d+ )?(?:[\w-]+ ){0,2}(?:user|assistant|tool(?: [\w.:-]+)?)\]))"
+    r"(?=\[(?:(?:from )?turn \d|(?:\d+ )?(?:[\w-]+ ){0,2}(?:user|assistant|tool(?: [\w.:-]+)?)"
+    r"(?:, changed at turn \d+)?\]))"
 )
-"""A line that looks like a label. It is prefixed with `> `, so that a text cannot forge a quotation of another
-speaker."""
+"""A line, or a piece, that begins with what looks like a label. It is prefixed with `> `, so that a text cannot forge a
+quotation of another speaker."""
 
 
 def _quotable_pieces(item: Item, exchange: str) -> tuple[str, list[str]]:
@@ -263,7 +265,7 @@ def _quotable_pieces(item: Item, exchange: str) -> tuple[str, list[str]]:
         return "", []
     text = _escape_labels((answer or item.text).strip())
     speaker = _SPEAKERS.get(item.kind, "assistant")
-    return speaker, [piece for piece in text_pieces(text) if not piece.isspace()] if text else []
+    return speaker, [_escape_labels(piece) for piece in text_pieces(text) if not piece.isspace()] if text else []
 
 
 def answer_text(item: Item) -> str:
@@ -307,7 +309,8 @@ def result_pieces(text: str) -> tuple[str, ...]:
     pieces = _results.get(text)
     if pieces is None:
         ends = (text,) if len(text) <= 2 * SCANNED else (text[:SCANNED], text[-SCANNED:])
-        pieces = tuple(piece for end in ends for piece in _result_rows(_escape_labels(TERMINAL.sub("", end).strip())))
+        texts = (_escape_labels(TERMINAL.sub("", end).strip()) for end in ends)
+        pieces = tuple(_escape_labels(piece) for text in texts for piece in _result_rows(text))
         _results.keep(text, pieces)
     return pieces
 
