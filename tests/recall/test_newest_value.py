@@ -15,6 +15,7 @@ from context_compiler import compile_view
 from context_compiler.messages.history import Reader
 from context_compiler.messages.turns import outline, pair
 from context_compiler.recall import changes_of
+from context_compiler.recall.changes import corrections
 from context_compiler.recall.outline import phases
 from context_compiler.recall.passages import passages, write_quotation
 from context_compiler.recall.selection import Candidates, mark_changes
@@ -271,6 +272,24 @@ async def test_a_summary_with_a_replaced_value_is_corrected_in_the_view_and_when
     assert f"- changed later: {new}" in notes.prompts[-1]
     assert all("QT-9038" in sent.text for sent in talker.sent if "KX-4471" in sent.text)
     assert "KX-4471" in talker.last.text
+
+
+@pytest.mark.parametrize(
+    ("summary", "corrected"),
+    [
+        ("The retry limit is 5. The build has many files.", True),
+        ("The retry limit is 5. There are 8 files.", True),
+        ("There are 8 files. Retry limit: 5.", True),
+        ("The retry limit was 5 and is now 8.", False),
+        ("The retry limit was 5. Later the retry limit became 8.", False),
+        ("Retries are limited. There are 8 files.", False),
+    ],
+)
+def test_a_summary_is_corrected_unless_it_gives_the_new_value_of_the_same_subject(
+    summary: str, corrected: bool
+) -> None:
+    changes = changes_of(Reader(TokenCounter()).read(said("The retry limit is 5.", "The retry limit is now 8.")))
+    assert corrections(changes, summary) == ("- changed later: The retry limit is now 8." if corrected else "")
 
 
 async def test_frequent_messages_are_quoted_once_and_after_rare_ones() -> None:
