@@ -26,6 +26,7 @@ from context_compiler.messages.items import SCANNED, Item, Kind, parse_arguments
 from context_compiler.messages.prompts import sentence_ends
 from context_compiler.messages.tool_lines import PARSED, call_line, outcome_line
 from context_compiler.messages.turns import OUTPUT, Outline, calls_of_results
+from context_compiler.recall.terms import holds_whole
 from context_compiler.resilience import check_time
 from context_compiler.tokens import TokenCounter, character_boundary
 
@@ -174,14 +175,14 @@ _known: Memo[tuple[int, str, int, str], tuple[TokenCounter, tuple[Passage, ...]]
 
 
 def new_passages(candidates: Iterable[Passage], *shown: str) -> list[Passage]:
-    """Filter passages for those whose text is not part of any of the texts `shown`."""
+    """Filter passages for those whose text is not contained, in whole words, in any of the texts `shown`."""
     left = [*candidates]
     for text in shown:
         runs = _shown.get_or_make(text, lambda text=text: _runs(text))
         left = [
             passage
             for passage in left
-            if not (runs.issuperset(_opening(passage.text)) and passage.text.strip() in text)
+            if not (runs.issuperset(_opening(passage.text)) and holds_whole(text, passage.text.strip()))
         ]
     return left
 
