@@ -6,7 +6,7 @@ that one of them does not need goes to the next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from context_compiler.compiler.cut_order import Selection
@@ -66,10 +66,9 @@ class _Sources:
         unquoted = (*rules, *selection.retired_rules[-STATES:])
         candidates = without_rules((passage for passage in pieces if passage.text.strip() not in shown), unquoted)
         ranks: Sequence[float] = []
-        newer: Mapping[tuple[int, int], tuple[int, int]] = {}
         if candidates:
             scores = ranking.passages(candidates) if ranking else [0.0] * len(candidates)
-            ranked, newer = mark_changes(history, outline, [*zip(candidates, scores, strict=True)], counter)
+            ranked, _ = mark_changes(history, outline, [*zip(candidates, scores, strict=True)], counter)
             candidates = [candidate for candidate, _ in ranked]
             ranks = [score for _, score in ranked] if question else []
         return cls(
@@ -81,7 +80,6 @@ class _Sources:
                 ranks,
                 asked=asked,
                 mentions=ranking.end if ranking and question and question.wide else None,
-                newer=newer,
             ),
         )
 
@@ -299,8 +297,8 @@ def _own_note(selection: Selection, room: int) -> str:
     values, _ = fit_sections(sections, rules=template.sections, room=None, counter=counter)
     candidates = passages(history, outline, selection.out, counter) if "recent_turns" in wanted else ()
     unranked = [(passage, 0.0) for passage in candidates]
-    ranked, newer = mark_changes(history, outline, unranked, counter)
-    current = Candidates([passage for passage, _ in ranked], newer=newer)
+    ranked, _ = mark_changes(history, outline, unranked, counter)
+    current = Candidates([passage for passage, _ in ranked])
     gone = set(selection.out)
     left_out = sum(turn.start in gone for turn in outline.turns)
     about_it = {"template": template_facts(template), "cap": room, "turns_left_out": left_out}

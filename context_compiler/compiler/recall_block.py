@@ -8,11 +8,10 @@ a question is added to the turn. `block_sizes` says how large it may be.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
-from types import MappingProxyType
 
 from context_compiler.compiler.block_sizes import BlockSizes
 from context_compiler.compiler.cycle import Block
@@ -144,7 +143,7 @@ class _Search:
             pool = _relevant_in_tool_work(pool, Relevance(self._index, self._question, floor=0))
         if not pool or room < MIN_BLOCK:
             return _write((), room, self._counter, first=first)
-        pool, newer = mark_changes(
+        pool, _ = mark_changes(
             self._history,
             self._plan.outline,
             spread(pool, lambda pair: pair[0].turn) if wide else pool,
@@ -153,7 +152,7 @@ class _Search:
             quote=self._left_out,
         )
         mentions = self._ranking.end if wide else None
-        return _write(pool, room, self._counter, first=first, mentions=mentions, newer=newer)
+        return _write(pool, room, self._counter, first=first, mentions=mentions)
 
     @property
     def _absent(self) -> str:
@@ -325,13 +324,12 @@ def _write(
     *,
     first: str,
     mentions: float | None = None,
-    newer: Mapping[tuple[int, int], tuple[int, int]] = MappingProxyType({}),
 ) -> str:
     """Select passages and write them fenced, after a line `first`, in at most `room` tokens; empty if nothing fits."""
     before = accumulate((passage.tokens for passage, _ in ranked), initial=0)
     weighed = [pair for pair, tokens in zip(ranked, before, strict=False) if tokens <= WIDE * room]
     ranks = [score for _, score in weighed]
-    candidates = Candidates([passage for passage, _ in weighed], ranks, mentions=mentions, newer=newer)
+    candidates = Candidates([passage for passage, _ in weighed], ranks, mentions=mentions)
     alone = fence(RECALLED_TITLE, first) if first else ""
     left = room - counter.text(alone or fence(RECALLED_TITLE, "x")) - 8 - MESSAGE_OVERHEAD
     while left > 0 and (chosen := candidates.choose(left)):

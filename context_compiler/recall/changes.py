@@ -505,20 +505,20 @@ def with_changes(changes: Changes, position: int, text: str) -> str:
 
 
 def corrections(changes: Changes, text: str) -> str:
-    """Lines with the sentences whose new values a text lacks although it contains the values that they replace."""
+    """Lines with the sentences whose new values a text does not give although it gives those that they replace."""
     lines: dict[str, None] = {}
     for change in sorted((change for own in changes.later.values() for change in own), key=lambda change: change.at):
-        if change.old and not _holds(text, change.new) and _repeats(text, change):
+        if change.old and _gives(text, change.old, change) and not _gives(text, change.new, change):
             lines[change.later] = None
     return "\n".join(f"- changed later: {later}" for later in lines)
 
 
-def _repeats(text: str, change: Change) -> bool:
-    """True if a sentence of a text contains a replaced value together with half of the words of its subject."""
+def _gives(text: str, value: str, change: Change) -> bool:
+    """True if a sentence of a text contains a value together with half of the words of the subject of a change."""
     about = frozenset(terms(change.sentence)) - frozenset(terms(change.old))
     return any(
-        _holds(sentence, change.old) and 2 * len(about.intersection(terms(sentence))) >= len(about)
-        for sentence in (sentences(text) if _holds(text, change.old) else ())
+        _holds(sentence, value) and 2 * len(about.intersection(terms(sentence))) >= len(about)
+        for sentence in (sentences(text) if _holds(text, value) else ())
     )
 
 

@@ -26,11 +26,13 @@ from context_compiler.messages.items import SCANNED, Item, Kind, parse_arguments
 from context_compiler.messages.prompts import sentence_ends
 from context_compiler.messages.tool_lines import PARSED, call_line, outcome_line
 from context_compiler.messages.turns import OUTPUT, Outline, calls_of_results
+from context_compiler.recall.terms import holds_whole
 from context_compiler.resilience import check_time
 from context_compiler.tokens import TokenCounter, character_boundary
 
 WIDTH = 480
-"""Maximum length of a passage in characters; a longer text is split at the end of a sentence or line."""
+"""Maximum length of a passage in characters; a longer text is split at the end of a sentence or line. What
+`_escape_labels` puts before a passage does not count."""
 
 NARROW = 240
 """Preferred maximum length in characters of a piece of a tool result, used if a line or row ends within it."""
@@ -87,6 +89,8 @@ class Passage:
     """Turn in which a later message revises this one; None if none does."""
     outdated: tuple[str, ...] = ()
     """Sentences that a later message revises."""
+    beside: tuple[tuple[int, int], ...] = ()
+    """Places of the passages that revise it; it is quoted only beside all of them."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -171,14 +175,14 @@ _known: Memo[tuple[int, str, int, str], tuple[TokenCounter, tuple[Passage, ...]]
 
 
 def new_passages(candidates: Iterable[Passage], *shown: str) -> list[Passage]:
-    """Filter passages for those whose text is not part of any of the texts `shown`."""
+    """Filter passages for those whose text is not contained, in whole words, in any of the texts `shown`."""
     left = [*candidates]
     for text in shown:
         runs = _shown.get_or_make(text, lambda text=text: _runs(text))
         left = [
             passage
             for passage in left
-            if not (runs.issuperset(_opening(passage.text)) and passage.text.strip() in text)
+            if not (runs.issuperset(_opening(passage.text)) and holds_whole(text, passage.text.strip()))
         ]
     return left
 
@@ -246,10 +250,11 @@ _NO_NAME = re.compile(r"[^\w.:-]+")
 
 _LABEL = re.compile(
     r"(?im)((?:^|[\r\v\f\x1c-\x1e\x85\u2028\u2029])[^\S\n]{0,80})"
-    r"(?=\[(?:(?:from )?turn \d|(?:\d+ )?(?:[\w-]+ ){0,2}(?:user|assistant|tool(?: [\w.:-]+)?)\]))"
+    r"(?=\[(?:(?:from )?turn \d|(?:\d+ )?(?:[\w-]+ ){0,2}(?:user|assistant|tool(?: [\w.:-]+)?)"
+    r"(?:, changed at turn \d+)?\]))"
 )
-"""A line that looks like a label. It is prefixed with `> `, so that a text cannot forge a quotation of another
-speaker."""
+"""A line, or a piece, that begins with what looks like a label. It is prefixed with `> `, so that a text cannot forge a
+quotation of another speaker."""
 
 
 def _quotable_pieces(item: Item, exchange: str) -> tuple[str, list[str]]:
@@ -261,7 +266,7 @@ def _quotable_pieces(item: Item, exchange: str) -> tuple[str, list[str]]:
         return "", []
     text = _escape_labels((answer or item.text).strip())
     speaker = _SPEAKERS.get(item.kind, "assistant")
-    return speaker, [piece for piece in text_pieces(text) if not piece.isspace()] if text else []
+    return speaker, [_escape_labels(piece) for piece in text_pieces(text) if not piece.isspace()] if text else []
 
 
 def answer_text(item: Item) -> str:
@@ -305,7 +310,8 @@ def result_pieces(text: str) -> tuple[str, ...]:
     pieces = _results.get(text)
     if pieces is None:
         ends = (text,) if len(text) <= 2 * SCANNED else (text[:SCANNED], text[-SCANNED:])
-        pieces = tuple(piece for end in ends for piece in _result_rows(_escape_labels(TERMINAL.sub("", end).strip())))
+        texts = (_escape_labels(TERMINAL.sub("", end).strip()) for end in ends)
+        pieces = tuple(_escape_labels(piece) for text in texts for piece in _result_rows(text))
         _results.keep(text, pieces)
     return pieces
 
@@ -509,6 +515,10 @@ class Quotation:
             cost += after.cost_after(passage, numbered=self._numbered)
             cost -= after.cost_after(before, numbered=self._numbered)
         return cost
+
+    def index(self, place: tuple[int, int]) -> int:
+        """Index of the candidate with this place."""
+        return bisect_left(self.candidates, place, key=lambda passage: passage.place)
 
     def has(self, index: int) -> bool:
         """True if a candidate was taken."""

@@ -29,12 +29,12 @@ from itertools import chain, pairwise
 from math import exp, log
 from operator import attrgetter
 from sys import float_info, intern
-from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from context_compiler.messages.history import History
 from context_compiler.messages.instructions import instruction_sentences
 from context_compiler.messages.turns import Outline
+from context_compiler.recall.changes import Change
 from context_compiler.recall.index import changes_of
 from context_compiler.recall.passages import MIN_QUOTE, Passage, Quotation
 from context_compiler.recall.terms import SHORT, words
@@ -85,9 +85,10 @@ class Candidates:
         *,
         asked: bool = True,
         mentions: float | None = None,
-        newer: Mapping[tuple[int, int], tuple[int, int]] = MappingProxyType({}),
     ) -> None:
         """Take the candidates in any order; messages should be complete.
+
+        Without the passages that revise it, a candidate is left out.
 
         Args:
             candidates: Passages to select from.
@@ -96,20 +97,16 @@ class Candidates:
             asked: False if the ranks are for a prompt that asks nothing. Answers then get half of the room, because
                 what is most like such a prompt ("Thanks, let me know!") may say nothing.
             mentions: Least rank of a mention; None unless the question is for a sequence or the whole conversation.
-            newer: Place of the passage that revises a candidate, by place of the candidate. A candidate is taken only
-                beside it.
         """
-        present = {passage.place for passage in candidates}
-        ready = [slot for slot, passage in enumerate(candidates) if newer.get(passage.place, passage.place) in present]
-        order = sorted(ready, key=[*map(attrgetter("position", "order"), candidates)].__getitem__)
+        order = sorted(range(len(candidates)), key=[*map(attrgetter("position", "order"), candidates)].__getitem__)
+        if any([passage.beside for passage in candidates]):
+            order = _complete(order, candidates)
         self._ordered = [candidates[slot] for slot in order]
         self._ranks = [ranks[slot] for slot in order] if max(ranks, default=0.0) > 0 else []
         self._asked, self._least = asked, mentions
         self.answers = frozenset[Place]()
         """Places of the passages that the last choice took as answers."""
-        places = {passage.place: slot for slot, passage in enumerate(self._ordered)} if newer else {}
         self._outcomes = _outcomes(self._ordered, self._ranks)
-        self._after = self._outcomes | {places[old]: places[newer[old]] for old in places.keys() & newer.keys()}
 
     def choose(self, room: int) -> tuple[Passage, ...]:
         """Select passages that `write_quotation` writes in at most `room` tokens; in order of the conversation."""
@@ -117,7 +114,7 @@ class Candidates:
         half = MIN_QUOTE if self._asked else max(MIN_QUOTE, room // 2)
         for stage, least in ((self._mentions, MIN_QUOTE), (self._answers, half), (self._informative, MIN_QUOTE)):
             if quotation.left >= least:
-                _take_new(quotation, stage(), least, taken, self._after)
+                _take_new(quotation, stage(), least, taken, self._outcomes)
             if stage == self._answers:
                 self.answers = frozenset(passage.place for passage in quotation.passages)
         return quotation.passages
@@ -152,6 +149,16 @@ class Candidates:
         worth, prices = worths(self._ordered, parts), _prices(self._ordered, parts)
         counts = zip(worth, _once(self._ordered), prices, strict=True)
         return [passage * new / price for passage, new, price in counts]
+
+
+def _complete(order: Sequence[int], candidates: Sequence[Passage]) -> list[int]:
+    """Slots of the passages with all that revise them, in order; what revises a passage is in a later message."""
+    present, complete = set[Place](), list[int]()
+    for slot in reversed(order):
+        if present.issuperset(candidates[slot].beside):
+            present.add(candidates[slot].place)
+            complete.append(slot)
+    return complete[::-1]
 
 
 def _outcomes(ordered: Sequence[Passage], ranks: Sequence[float]) -> dict[int, int]:
@@ -197,12 +204,15 @@ def spread(ranked: Sequence[T], place: Callable[[T], int]) -> list[T]:
 
 
 def take_beside(quotation: Quotation, index: int, after: Mapping[int, int]) -> bool:
-    """Take a candidate, and before it the passage that revises it; True if the candidate is new and both fit."""
+    """Take a candidate, and before it all that revise it and the one `after` it; True if it is new and all fit."""
     if quotation.has(index):
         return False
-    if index in after and not quotation.has(after[index]):
-        take_beside(quotation, after[index], after)
-    return (index not in after or quotation.has(after[index])) and quotation.take(index)
+    others = [*map(quotation.index, quotation.candidates[index].beside)]
+    if index in after:
+        others.append(after[index])
+    for other in others:
+        take_beside(quotation, other, after)
+    return all(map(quotation.has, others)) and quotation.take(index)
 
 
 def _take_new(
@@ -416,33 +426,42 @@ def mark_changes(
         quote: Returns the passages of a message that may be added; by default none.
 
     Returns:
-        The passages with their scores, and the place of the revising passage by the place of the revised one.
+        The passages with their scores, and the place of one revising passage by the place of the revised one.
     """
     changes, until = changes_of(history), len(history) if until is None else until
     if not any(other.position in changes.later for other, _ in ranked):
         return [*ranked], {}
-    newer: dict[Place, Place] = {}
     marked: dict[Place, tuple[Passage, float]] = {}
-    for passage, score in ranked:
+    waiting, known = [*ranked], {passage.place for passage, _ in ranked}
+    for passage, score in waiting:
         own = changes.of(passage.position, passage.text, until)
         if own:
-            newest = max(own, key=lambda other: other.at)
-            position, text = newest.at, newest.later
-            turn = outline.turns[bisect_right(outline.starts, position) - 1].index
+            newest = max(change.at for change in own)
+            turn = outline.turns[bisect_right(outline.starts, newest) - 1].index
             price = counter.text(f", changed at turn {turn + 1}") + 1
+            revising = [*filter(None, (_revising(change, waiting, quote) for change in own))]
             passage = replace(
                 passage,
                 changed=turn,
-                outdated=tuple(other.sentence for other in own),
+                outdated=tuple(change.sentence for change in own),
+                beside=tuple(other.place for other in revising),
                 tokens=passage.tokens + price,
                 label=passage.label + price,
             )
-            change = next((other for other, _ in ranked if other.position == position and text in other.text), None)
-            change = change or next((other for other in quote(position) if text in other.text), None)
-            if change is not None:
-                newer[passage.place] = change.place
-                kept, best = marked.get(change.place, (change, score))
-                marked[change.place] = kept, max(best, score)
+            for other in revising:
+                kept, best = marked.get(other.place, (other, score))
+                marked[other.place] = kept, max(best, score)
+                if other.place not in known:
+                    known.add(other.place)
+                    waiting.append((other, score))
         if passage.place not in marked or own:
             marked[passage.place] = passage, max(score, marked.get(passage.place, (passage, score))[1])
-    return [*marked.values()], newer
+    return [*marked.values()], {place: passage.beside[-1] for place, (passage, _) in marked.items() if passage.beside}
+
+
+def _revising(
+    change: Change, ranked: Sequence[tuple[Passage, float]], quote: Callable[[int], Iterable[Passage]]
+) -> Passage | None:
+    """The passage with the sentence that makes a change, one of those ranked if possible; None if there is none."""
+    own = [other for other, _ in ranked if other.position == change.at and change.later in other.text]
+    return next(iter(own or [other for other in quote(change.at) if change.later in other.text]), None)

@@ -85,6 +85,10 @@ _WORD = re.compile(rf"[{_UNSPACED}]+|[^\W_{_UNSPACED}]+(?:['’][^\W_{_UNSPACED}
 _ASCII = re.compile(r"[a-z0-9]+(?:'[a-z0-9]+)?")
 _JOINED = re.compile(r"[\w./\\:@#+-]+")
 _MARKED = re.compile(r"[\d_/\\@]|\w[.:]\w|[a-z][A-Z]")
+_IN_WORD = re.compile(
+    rf"(?<=[^\W{_UNSPACED}])(?=[./\\:@#+-]?[^\W{_UNSPACED}])|(?<=[^\W{_UNSPACED}][./\\:@#+-])(?=[^\W{_UNSPACED}])"
+)
+"""A place within a word, an id or a number; none is within a word of a script without spaces."""
 _APART = re.compile(r"[\W_]+")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])|_")
 
@@ -150,6 +154,24 @@ _run_terms_cached = lru_cache(maxsize=CACHED)(_run_terms)
 def passage_terms(passage: str) -> Counter[str]:
     """Term counts of a passage, not to be changed; cached because passages are scored at every turn."""
     return Counter(terms(passage))
+
+
+def holds_whole(text: str, piece: str) -> bool:
+    """True if a text contains a piece that does not begin or end within a word there.
+
+    A run of more than `MAX_TERM` characters is no word, because a piece may be cut within it.
+    """
+    start = text.find(piece)
+    while start >= 0 and (_is_in_word(text, start) or _is_in_word(text, start + len(piece))):
+        start = text.find(piece, start + 1)
+    return start >= 0
+
+
+def _is_in_word(text: str, place: int) -> bool:
+    if not _IN_WORD.match(text, place):
+        return False
+    before, behind = text[max(0, place - MAX_TERM) : place].split()[-1], text[place : place + MAX_TERM].split()[0]
+    return len(before) + len(behind) <= MAX_TERM
 
 
 def fold(text: str) -> str:

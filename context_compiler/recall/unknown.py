@@ -65,6 +65,8 @@ _JOINED = re.compile(r"\w{2}[.@_]\w{2}|[a-z][A-Z]")
 _NAME = re.compile(r"(?<=[a-z0-9,;] )[A-Z][^\W\d_]{2,}")
 
 _COMMA = re.compile(r"(?<=\d),(?=\d{3})")
+_BACKSLASHES = re.compile(r"\\+")
+"""JSON doubles each backslash, once more for each text within a text, so that a run of them counts as one."""
 _DATE = re.compile(r"(?:\d{4}-)?\d\d-\d\d")
 
 YEAR = -len("MM-DD")
@@ -93,7 +95,7 @@ def _absent(history: History, question: Pending) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    return _COMMA.sub("", fold(text))
+    return _BACKSLASHES.sub(r"\\", _COMMA.sub("", fold(text)))
 
 
 def _exact_terms(text: str) -> Iterator[tuple[str, str]]:

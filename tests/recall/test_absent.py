@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
+from typing import Any
 from unicodedata import normalize
 
 import pytest
@@ -76,6 +78,20 @@ async def test_a_prompt_with_pasted_text_and_a_text_too_large_to_search_claim_no
     assert (await view_of("What does ZZ-9999 mean?\n" + "XX-1 " * 1_000)).absent == ()
     large = [user("x " * 300_000 + "ZZ-9999" + " y" * 300_000), assistant("Noted.")]
     assert (await compile_view([*large, user("Who sent ZZ-9998?")], budget=4_000, system=None)).absent == ()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+async def test_a_path_with_backslashes_was_said_however_often_json_escapes_them(nested: bool) -> None:
+    path = r"C:\Users\ann\notes9.txt"
+    arguments: dict[str, Any] = {"path": path}
+    if nested:
+        arguments = {"body": json.dumps(arguments)}
+    called = [user("Look."), assistant(call("read", "1", **arguments)), user(answer("1", "no such file"))]
+    returned = [user("Look."), assistant(call("list", "1")), user(answer("1", json.dumps(arguments)))]
+    for work in (called, returned):
+        asked = user(rf"What is in {path}, and what in C:\Users\bob\notes9.txt?")
+        view = await compile_view([*work, assistant("Fine."), *FILLER, asked], budget=1_500, system=None)
+        assert view.absent == (r"C:\Users\bob\notes9.txt",)
 
 
 async def test_a_question_finds_text_of_another_unicode_form() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from itertools import cycle, islice
 
 import pytest
@@ -14,7 +15,10 @@ from context_compiler import compile_view
 from context_compiler.messages.history import Reader
 from context_compiler.messages.turns import outline, pair
 from context_compiler.recall import changes_of
+from context_compiler.recall.changes import corrections
 from context_compiler.recall.outline import phases
+from context_compiler.recall.passages import passages, write_quotation
+from context_compiler.recall.selection import Candidates, mark_changes
 from context_compiler.tokens import TokenCounter
 from tests.recall.test_tools import used
 from tests.support.agents import Notes, Talker, compiler, run
@@ -117,6 +121,59 @@ async def test_an_agent_is_sent_a_replaced_value_only_beside_the_new_one(
     assert sum(now in sent.text for sent in later) >= 25
 
 
+TWO_VALUES = "The retry limit is 5. The request timeout is 30 seconds."
+TWO_CHANGES = ["The retry limit is now 8.", "The request timeout is now 60 seconds."]
+
+
+@pytest.mark.parametrize("changes", [TWO_CHANGES, TWO_CHANGES[::-1]])
+async def test_a_passage_with_two_replaced_values_is_shown_only_beside_both_new_ones(changes: list[str]) -> None:
+    prompt = user("What were the retry limit 5 and the request timeout of 30 seconds?")
+    history = [*said(*CHATTER[:7], TWO_VALUES, *changes, *CHATTER * 2), prompt]
+    views = [await compile_view(history, budget=budget, system=None) for budget in range(90, 200, 5)]
+    shown = ["\n".join(own_texts(view)) for view in views]
+    assert any(TWO_VALUES in text for text in shown)
+    assert all(change in text for text in shown if TWO_VALUES in text for change in changes)
+
+
+@pytest.mark.parametrize("changes", [TWO_CHANGES, TWO_CHANGES[::-1]])
+def test_a_quotation_of_any_size_has_both_new_values_or_neither_old_one(changes: list[str]) -> None:
+    quotations = [quotation_of_the_first(room, TWO_VALUES, *changes) for room in range(10, 90)]
+    assert any(f"changed at turn 3] {TWO_VALUES}" in text for text in quotations)
+    assert all(change in text for text in quotations if TWO_VALUES in text for change in changes)
+
+
+@pytest.mark.parametrize("changes", [TWO_CHANGES, TWO_CHANGES[::-1]])
+async def test_a_search_by_the_agent_returns_both_new_values_with_the_passage_that_they_replace(
+    changes: list[str],
+) -> None:
+    texts = [*CHATTER, TWO_VALUES, *CHATTER, *changes, *CHATTER]
+    query = {"query": "Who said: the retry limit is 5?"}
+    answers = [await used("recall_search", query, said(*texts), tokens=tokens) for tokens in range(100, 181, 20)]
+    assert f"changed at turn 19] {TWO_VALUES}" in answers[-1]
+    assert all(change in text for text in answers if TWO_VALUES in text for change in changes)
+
+
+def test_a_passage_quoted_for_its_new_value_is_marked_and_not_alone_if_another_value_of_it_was_replaced() -> None:
+    first, second = "The gate of the depot is DK-4471.", "The gate of the depot is QT-9038. The choir has 31 singers."
+    third = "The choir has 27 singers."
+    quotations = [quotation_of_the_first(room, first, second, third) for room in range(10, 120)]
+    assert any(first in text for text in quotations)
+    assert all(f"changed at turn 3] {second}" in text and third in text for text in quotations if second in text)
+    assert all(second in text for text in quotations if first in text)
+
+
+def quotation_of_the_first(room: int, *texts: str) -> str:
+    """Quotation of the first text, which alone is relevant, and of those that change it."""
+    counter = TokenCounter()
+    history = Reader(counter).read(said(*texts))
+    turns = outline(history, pair(history))
+    ranked = [(passage, 1.0) for passage in passages(history, turns, [0], counter)]
+    quote = partial(passages, history, turns, counter=counter)
+    marked, _ = mark_changes(history, turns, ranked, counter, quote=lambda position: quote([position]))
+    chosen = Candidates([passage for passage, _ in marked], [score for _, score in marked]).choose(room)
+    return write_quotation(chosen)
+
+
 async def test_a_value_of_a_run_that_failed_replaces_nothing() -> None:
     """Its prompt is gone, so the value that it replaced is quoted without a mark, and the newest one with it."""
     notes, failing = " ".join(CHATTER[:6]), "The lighting contract costs $9,999 in total."
@@ -215,6 +272,24 @@ async def test_a_summary_with_a_replaced_value_is_corrected_in_the_view_and_when
     assert f"- changed later: {new}" in notes.prompts[-1]
     assert all("QT-9038" in sent.text for sent in talker.sent if "KX-4471" in sent.text)
     assert "KX-4471" in talker.last.text
+
+
+@pytest.mark.parametrize(
+    ("summary", "corrected"),
+    [
+        ("The retry limit is 5. The build has many files.", True),
+        ("The retry limit is 5. There are 8 files.", True),
+        ("There are 8 files. Retry limit: 5.", True),
+        ("The retry limit was 5 and is now 8.", False),
+        ("The retry limit was 5. Later the retry limit became 8.", False),
+        ("Retries are limited. There are 8 files.", False),
+    ],
+)
+def test_a_summary_is_corrected_unless_it_gives_the_new_value_of_the_same_subject(
+    summary: str, corrected: bool
+) -> None:
+    changes = changes_of(Reader(TokenCounter()).read(said("The retry limit is 5.", "The retry limit is now 8.")))
+    assert corrections(changes, summary) == ("- changed later: The retry limit is now 8." if corrected else "")
 
 
 async def test_frequent_messages_are_quoted_once_and_after_rare_ones() -> None:
