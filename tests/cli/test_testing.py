@@ -67,6 +67,90 @@ def test_tests_run_without_pytest_with_a_table_and_an_exit_code(cc: Command, tmp
     assert "Never push." in (tmp_path / "pages" / "test_desk-test_window.html").read_text(encoding="utf-8")
 
 
+ENDINGS = """
+import asyncio
+import sys
+import unittest
+
+import pytest
+
+
+def test_exit():
+    raise SystemExit(0)
+
+
+def test_skip(contexts):
+    pytest.skip("no key here")
+
+
+def test_skip_of_unittest():
+    raise unittest.SkipTest("no server here")
+
+
+def test_fail():
+    pytest.fail("too slow")
+
+
+def test_nothing_raised():
+    with pytest.raises(ValueError):
+        pass
+
+
+async def test_exit_in_a_loop():
+    sys.exit("left")
+
+
+async def test_cancelled():
+    raise asyncio.CancelledError
+
+
+def test_last():
+    pass
+"""
+
+
+def test_a_test_that_exits_or_skips_or_fails_as_with_pytest_leaves_the_others_their_outcomes(
+    cc: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "test_desk.py").write_text(ENDINGS, encoding="utf-8")
+    said = cc("test", "test_desk.py", "--json")
+    ended = {test["test"].partition("::test_")[2]: test for test in said.json["tests"]}
+    assert said.code == 1 and {name: test["outcome"] for name, test in ended.items()} == {
+        "exit": "failed",
+        "skip": "skipped",
+        "skip_of_unittest": "skipped",
+        "fail": "failed",
+        "nothing_raised": "failed",
+        "exit_in_a_loop": "failed",
+        "cancelled": "failed",
+        "last": "passed",
+    }
+    assert ended["skip"]["explanation"] == "no key here" and "SystemExit: 0" in ended["exit"]["explanation"]
+
+
+def test_a_file_that_skips_itself_is_skipped_and_one_that_exits_is_wrong_input(cc: Command, tmp_path: Path) -> None:
+    (tmp_path / "test_desk.py").write_text("def test_it():\n    pass\n", encoding="utf-8")
+    skipping = "class Skipped(BaseException):\n    pass\n\n\nraise Skipped('no key here')\n"  # as pytest's is
+    (tmp_path / "test_rest.py").write_text(skipping, encoding="utf-8")
+    said = cc("test", "test_rest.py", "test_desk.py", "--json")
+    assert said.code == 0
+    assert [(test["test"], test["outcome"]) for test in said.json["tests"]] == [
+        ("test_rest.py", "skipped"),
+        ("test_desk.py::test_it", "passed"),
+    ]
+    assert said.json["tests"][0]["explanation"] == "no key here"
+    (tmp_path / "test_exit.py").write_text("raise SystemExit(0)", encoding="utf-8")
+    said = cc("test", "test_exit.py")
+    assert said.code == 2 and "cannot be imported: SystemExit" in one_line(said)
+
+
+def test_ctrl_c_in_a_test_ends_the_run(cc: Command, tmp_path: Path) -> None:
+    code = "def test_it():\n    raise KeyboardInterrupt\n\n\ndef test_rest():\n    pass\n"
+    (tmp_path / "test_desk.py").write_text(code, encoding="utf-8")
+    said = cc("test", "test_desk.py")
+    assert said.code == 130 and not said.out
+
+
 def test_the_outcomes_as_json(cc: Command, tmp_path: Path) -> None:
     (tmp_path / "test_desk.py").write_text(FILE.partition("def test_plain")[0], encoding="utf-8")
     said = cc("test", "test_desk.py", "--json")
