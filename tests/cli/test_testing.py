@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent
+from pydantic_ai import Agent, Tool
+from pydantic_ai.messages import ModelResponse, ToolCallPart
 
 from context_compiler import testing
 from context_compiler.testing import live_async, read_recording
@@ -257,6 +259,60 @@ def test_the_answer_to_a_question_is_a_claim(cc: Command, tmp_path: Path) -> Non
     cc("sessions", "test", "desk", "--db", "record.db", "--out", "test_desk.py")
     code = (tmp_path / "test_desk.py").read_text(encoding="utf-8")
     assert "assert_in_context('Order 7 costs 42 euros.')  # turn 1" in code and "50 euros" not in code
+
+
+def orders(**arguments: Any) -> dict[str, Any]:
+    return {"count": 2, "paid_with": 4111111111111111}
+
+
+ARGUMENTS = (
+    '{"since": 1700000000000, "at": [48.8583701234567, -4111111111111111]}',
+    r'{"note": "to\nann@example.com", "path": "C:\\4111 1111 1111 1111"}',
+    '{"card": 4111111111111111, "of": "{\\"mail\\": \\"bob@example.com\\"}"}',
+)
+
+
+def test_masked_arguments_and_results_of_tools_stay_what_they_are(cc: Command, tmp_path: Path) -> None:
+    calls = [ToolCallPart("orders", text, f"c{number}") for number, text in enumerate(ARGUMENTS)]
+    calls.append(ToolCallPart("orders", {"card": 4111111111111111, "since": 1700000000000}, "c9"))
+    model = Talker([ModelResponse(parts=calls), "Two.", "Bye."]).model
+    tools = [Tool.from_schema(orders, "orders", None, {"type": "object", "additionalProperties": True})]
+    agent = Agent(tools=tools, capabilities=[compiler(store=tmp_path / "record.db")])
+    asyncio.run(live_async(agent, ["List my orders.", "Thanks."], model=model, conversation_id="desk"))
+    assert cc("sessions", "test", "desk", "--db", "record.db", "--out", "test_desk.py").code == 0
+    assert cc("test", "test_desk.py").code == 0
+    recording = read_recording(tmp_path / "test_desk.json")
+    parts: list[Any] = [part for message in recording.messages for part in message.parts]
+    texts = [part.args for part in parts if part.part_kind == "tool-call" and isinstance(part.args, str)]
+    first, second, third = map(json.loads, texts)
+    assert texts[0] == ARGUMENTS[0], "no card number, and so nothing to mask"
+    assert re.fullmatch(r"to\n\[email \d]", second["note"]) and re.fullmatch(r"C:\\\[card \d]", second["path"])
+    assert re.fullmatch(r"\[email \d]", json.loads(third["of"])["mail"])
+    number = third["card"]
+    assert isinstance(number, int) and number != 4111111111111111 and len(str(number)) == 16
+    assert next(part.args for part in parts if part.part_kind == "tool-call" and part.tool_call_id == "c9") == {
+        "card": number,
+        "since": 1700000000000,
+    }
+    assert {part.content["paid_with"] for part in parts if part.part_kind == "tool-return"} == {number}
+
+
+def test_digits_are_masked_if_they_are_a_card_or_a_phone_number(cc: Command, tmp_path: Path) -> None:
+    cards = "Pay with no.4111111111111111, or 5500-0000-0000-0004, or 2026 4111 1111 1111 1111."
+    others = "It is at 48.8583701234567, and my order is 1234567890123."
+    prompts = [cards, others, "Call 0049 170 1234567 89."]
+    agent = Agent(capabilities=[compiler(store=tmp_path / "record.db")])
+    asyncio.run(live_async(agent, prompts, conversation_id="desk"))
+    cc("sessions", "test", "desk", "--db", "record.db", "--out", "test_desk.py")
+    messages = read_recording(tmp_path / "test_desk.json").messages
+    said: list[Any] = [
+        part.content for message in messages for part in message.parts if part.part_kind == "user-prompt"
+    ]
+    assert said == [
+        "Pay with no.[card 1], or [card 2], or 2026 [card 3].",
+        others,
+        "Call [phone 4].",
+    ]
 
 
 def test_the_name_of_a_session_is_masked_in_its_test(cc: Command, tmp_path: Path) -> None:
