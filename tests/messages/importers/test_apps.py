@@ -132,6 +132,44 @@ def test_claude_splits_an_answer_at_the_results_in_it():
     assert parts(transcript.messages, "user-prompt")[1].content == "Thanks"
 
 
+ROOT = "00000000-0000-4000-8000-000000000000"
+
+
+def sent(uuid: str, parent: str | None, sender: str, said: str) -> dict[str, Any]:
+    return {"uuid": uuid, "parent_message_uuid": parent, "sender": sender, "text": said, "content": []}
+
+
+TREE = [
+    sent("m1", ROOT, "human", "Where to?"),
+    sent("m2", "m1", "assistant", "Lisbon."),
+    sent("m3", "m2", "human", "And then?"),
+    sent("m4", "m3", "assistant", "Porto."),
+    sent("m5", "m2", "human", "And before?"),
+    sent("m6", "m5", "assistant", "Madrid."),
+]
+
+
+@pytest.mark.parametrize(
+    ("head", "last"),
+    [
+        ({"current_leaf_message_uuid": "m4"}, ["And then?", "Porto."]),
+        ({"current_leaf_message_uuid": "m6"}, ["And before?", "Madrid."]),
+        ({}, ["And before?", "Madrid."]),
+    ],
+)
+def test_claude_reads_the_branch_to_the_current_message(head: dict[str, str], last: list[str]):
+    transcript = read([{"name": "Trip", **head, "chat_messages": TREE}])
+    assert texts(transcript.messages) == ["Where to?", "Lisbon.", *last]
+    left_out = "4, 5" if last[0] == "And then?" else "2, 3"
+    assert transcript.notes == (f"left out a message of another branch (at {left_out})",)
+
+
+def test_claude_reads_a_first_prompt_that_was_edited_once():
+    edited = [sent("m1", ROOT, "human", "Where?"), sent("m2", ROOT, "human", "Where to?")]
+    transcript = read([{"name": "Trip", "chat_messages": [*edited, sent("m3", "m2", "assistant", "Lisbon.")]}])
+    assert texts(transcript.messages) == ["Where to?", "Lisbon."]
+
+
 def entry(type: str, uuid: str, parent: str | None, content: object, **more: Any) -> dict[str, Any]:
     message = {"role": type, "content": content, **more.pop("message", {})}
     return {"type": type, "uuid": uuid, "parentUuid": parent, "sessionId": "s", "message": message, **more}
