@@ -273,6 +273,47 @@ def test_codex_reads_response_items_once():
     assert transcript.messages[-1].model_name == "gpt-5-codex"  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def spoken(role: str, said: str) -> dict[str, Any]:
+    block = {"type": "output_text" if role == "assistant" else "input_text", "text": said}
+    return {"type": "response_item", "payload": {"type": "message", "role": role, "content": [block]}}
+
+
+def rolled_back(turns: int) -> dict[str, Any]:
+    return {"type": "event_msg", "payload": {"type": "thread_rolled_back", "num_turns": turns}}
+
+
+INJECTED = [
+    spoken("user", "# AGENTS.md instructions for /srv\n\n<INSTRUCTIONS>\nBe brief.\n</INSTRUCTIONS>"),
+    spoken("user", "<environment_context>\n<cwd>/srv</cwd>\n</environment_context>"),
+]
+
+
+def test_codex_leaves_out_turns_that_were_rolled_back():
+    lines = [
+        *INJECTED,
+        spoken("user", "Fix it"),
+        spoken("assistant", "Fixed."),
+        spoken("user", "Push it"),
+        INJECTED[1],
+        spoken("assistant", "Pushed."),
+        spoken("user", "Tag it"),
+        rolled_back(2),
+        spoken("user", "Test it"),
+        spoken("assistant", "They pass."),
+    ]
+    transcript = read(lines)
+    assert texts(transcript.messages)[2:] == ["Fix it", "Fixed.", "Test it", "They pass."]
+    assert transcript.notes == ("left out an item of a turn that was rolled back (at 4, 5, 6, 7)",)
+    again = read([*lines, rolled_back(1), spoken("user", "Stop")])
+    assert texts(again.messages)[2:] == ["Fix it", "Fixed.", "Stop"]
+
+
+@pytest.mark.parametrize(("turns", "left"), [(0, 4), (9, 2)])
+def test_codex_never_rolls_back_more_than_the_turns_of_the_user(turns: int, left: int):
+    transcript = read([*INJECTED, spoken("user", "Fix it"), spoken("assistant", "Fixed."), rolled_back(turns)])
+    assert len(texts(transcript.messages)) == left
+
+
 def test_responses_of_openai_are_read_from_a_request_a_response_or_a_list():
     items = [line["payload"] for line in CODEX if line["type"] == "response_item"]
     transcript = read({"instructions": "Be brief.", "input": items})
