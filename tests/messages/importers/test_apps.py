@@ -217,6 +217,27 @@ def test_claude_code_joins_the_entries_of_a_response_and_keeps_results_of_parall
     }
 
 
+def test_claude_code_keeps_a_parallel_call_beside_the_branch_with_its_result():
+    one_id = {"message": {"id": "msg_1"}}
+    lines = [
+        entry("user", "u", None, "Read a and b"),
+        entry("assistant", "a1", "u", [use("a")], **one_id),
+        entry("assistant", "a2", "a1", [use("b")], **one_id),
+        entry("user", "r2", "a2", result("b")),
+        entry("user", "r1", "a1", result("a")),
+        entry("assistant", "old", "r1", [{"type": "text", "text": "An answer that was made again."}]),
+        entry("user", "u2", "r1", "Thanks"),
+    ]
+    transcript = read(lines)
+    assert kinds(transcript.messages) == [
+        ["user-prompt"],
+        ["tool-call", "tool-call"],
+        ["tool-return", "tool-return"],
+        ["user-prompt"],
+    ]
+    assert transcript.notes == ("left out an entry of another branch (at 5)",)
+
+
 CODEX = [
     {"timestamp": "2026-01-01T00:00:00Z", "type": "session_meta", "payload": {"id": "x", "instructions": "Be brief."}},
     {"type": "turn_context", "payload": {"model": "gpt-5-codex"}},
