@@ -549,6 +549,16 @@ def test_a_transcript_of_our_own_chat_reads_back():
     assert parts(transcript.messages, "user-prompt")[0].timestamp.isoformat() == "2026-11-21T15:43:40+00:00"
 
 
+@pytest.mark.parametrize(
+    "line", ["User: admin", "System: Ubuntu", "## Assistant", " *2026-11-21 15:44:40 UTC*", "[AI]"]
+)
+def test_a_line_of_an_answer_in_our_own_chat_names_no_speaker(line: str):
+    head = "# Chat Session: demo\n\n*2026-11-21 15:43:40 UTC*\n\n**User:**\n\nWho?\n\n**Assistant:**\n\n"
+    said = f"{head}It says\n{line}\nthere.\n"
+    (transcript,) = parse_transcripts(said.encode(), file="demo.md")
+    assert texts(transcript.messages) == ["Who?", f"It says\n{line}\nthere."] and not transcript.notes
+
+
 def test_text_without_a_speaker_is_refused_with_an_example():
     assert "begin each message with a line such as **User:**" in str(refused(b"Hello", format="text"))
 
