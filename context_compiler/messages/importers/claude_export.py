@@ -82,9 +82,18 @@ def _attachments(draft: Draft, entry: Json) -> list[object]:
 
 def _answer(draft: Draft, content: Sequence[object], entry: Json) -> None:
     when = time_of(entry)
-    for results, group in groupby(content or [""], key=is_result):
+    spoken = [_with_id(draft, block, position) for position, block in enumerate(content)]
+    for results, group in groupby(spoken or [""], key=is_result):
         if results:
             returned = [mapping(block) or {} for block in group]
             draft.request([result(draft, block, entry, name=text(block.get("name"))) for block in returned], time=when)
         else:
             draft.respond(response_parts(draft, list(group), provider="anthropic"), time=when)
+
+
+def _with_id(draft: Draft, block: object, position: int) -> object:
+    """Block of an answer; a call without an id gets one that no other call of the answer has."""
+    fields = mapping(block)
+    if fields is None or fields.get("type") != "tool_use" or text(fields.get("id")):
+        return block
+    return {**fields, "id": f"call-{draft.at}-{position}"}

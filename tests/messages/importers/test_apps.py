@@ -571,3 +571,13 @@ def test_chatgpt_conversations_are_named_by_their_titles_and_by_ids_where_these_
     transcripts = parse_transcripts(json.dumps(export).encode(), file="conversations.json")
     assert [transcript.name for transcript in transcripts] == ["Trip", "New#c1", "New#c2", "conversations#c3"]
     assert parse_transcripts(json.dumps(CHATGPT).encode(), file="conversations.json")[0].name == "Trip"
+
+
+def test_calls_of_claude_without_an_id_have_ids_of_their_own():
+    words = [{"type": "text", "text": "I search."}, {"type": "tool_use", "name": "web_search", "input": {}}]
+    content = [*words, {"type": "tool_result", "name": "web_search", "content": "A city"}] * 2
+    messages = [{"sender": "human", "text": "Where?"}, {"sender": "assistant", "content": content}]
+    transcript = read([{"name": "Trip", "chat_messages": messages}])
+    calls, results = (parts(transcript.messages, kind) for kind in ("tool-call", "tool-return"))
+    assert len({call.tool_call_id for call in calls}) == 2
+    assert [call.tool_call_id for call in calls] == [result.tool_call_id for result in results]
