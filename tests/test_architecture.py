@@ -26,6 +26,7 @@ ALIASES = {"workflow"}
 BROAD = {
     "resilience": (2, "the one place that fails open, for plain and for awaited work"),
     "tokens": (1, "the tokenizer's panic is no Exception, and a count must not end a run"),
+    "cli.testing": (1, "an exit and a skip are no Exception, and one test must not end the others"),
 }
 """Where `except Exception` or wider stands, how often, and why."""
 

@@ -18,6 +18,7 @@ from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, suggestions
 from context_compiler.errors import SettingsError
 from context_compiler.middleware.arguments import Arguments
+from context_compiler.paths import is_address, place_name
 from context_compiler.settings import KEYS, Config, Settings, variable
 
 app = group("Show every setting with the origin of its value.", shown="config show", cls=Group)
@@ -88,7 +89,7 @@ def show(
 def _setting(key: str, sources: Mapping[str, str]) -> Origin:
     text = os.environ.get(variable(key), "").strip()
     if text:
-        return Origin(setting=key, value=text, meaning="", source=sources[variable(key)])
+        return Origin(setting=key, value=_shown(text), meaning="", source=sources[variable(key)])
     value = DEFAULTS[key]
     return Origin(setting=key, value=value, meaning=EFFECTIVE[key] if value in (None, "") else "", source="default")
 
@@ -117,7 +118,12 @@ def _option(option: Any, context: Any, sources: Mapping[str, str]) -> Origin:
     origin = "argument" if source == "COMMANDLINE" else "default"
     if source == "ENVIRONMENT":
         origin = sources.get(option.envvar, option.envvar)
-    value = context.params[option.name]
+    value = _shown(context.params[option.name])
     named = _DEFAULT.search(option.help or "")
     meaning = "" if value not in (None, "") else named[1] if named else UNSET
     return Origin(setting=max(option.opts, key=len), value=value, meaning=meaning, source=origin)
+
+
+def _shown(value: object) -> object:
+    """A value without the password that it has if it is the address of a database."""
+    return place_name(value) if isinstance(value, str) and is_address(value) else value

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from runpy import run_path
 from time import perf_counter
 from traceback import extract_tb
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -20,7 +21,6 @@ from context_compiler.cli.options import Json, example, group
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text
 from context_compiler.errors import SettingsError
-from context_compiler.resilience import attempt
 from context_compiler.testing import ContextFailure, Contexts, write_html
 
 app = group("Run tests of contexts, also without pytest.")
@@ -34,6 +34,10 @@ OUTCOMES = (
 )
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 PREFIX, FIXTURE = "test_", "contexts"
+SKIPS = ("Skipped", "SkipTest")
+"""Types of errors that skip a test: those of pytest and of unittest, by name, because neither has to be installed."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +83,9 @@ def test(
 
 def _run_file(file: Path, html: Path | None, *, update: bool) -> Iterator[Outcome]:
     with redirect_stdout(sys.stderr):  # what a test prints is not part of the table
-        tests = _load_tests(file)
+        tests, skip = _load_tests(file)
+    if skip is not None:
+        yield Outcome(test=str(file), outcome=SKIPPED, explanation=str(skip))
     for name, function in tests:
         label = f"{file}::{name}"
         if missing := [parameter for parameter in inspect.signature(function).parameters if parameter != FIXTURE]:
@@ -88,34 +94,54 @@ def _run_file(file: Path, html: Path | None, *, update: bool) -> Iterator[Outcom
             continue
         contexts, started = Contexts(file, name, update=update), perf_counter()
         with redirect_stdout(sys.stderr):
-            error = attempt(lambda function=function, contexts=contexts: _call(function, contexts)).error
+            _, error = _call(partial(_run_test, function, contexts))
         seconds = perf_counter() - started
-        if error is None:
-            yield Outcome(test=label, outcome=PASSED, seconds=seconds)
-            continue
-        requests: dict[str, int] = {}
-        if isinstance(error, ContextFailure):
-            requests = {"request": error.request.number, "turn": error.request.turn}
-            if html is not None:
-                write_html(error, html / f"{file.stem}-{name}.html")
-        yield Outcome(test=label, outcome=FAILED, explanation=_explain(error, file), seconds=seconds, **requests)
+        if isinstance(error, ContextFailure) and html is not None:
+            write_html(error, html / f"{file.stem}-{name}.html")
+        yield _outcome(label, error, file, seconds)
 
 
-def _call(function: Callable[..., Any], contexts: Contexts) -> None:
+def _outcome(label: str, error: BaseException | None, file: Path, seconds: float) -> Outcome:
+    """Outcome of a test that ended with an error, or with none."""
+    if error is None:
+        return Outcome(test=label, outcome=PASSED, seconds=seconds)
+    if _is_skip(error):
+        return Outcome(test=label, outcome=SKIPPED, explanation=str(error), seconds=seconds)
+    requests: dict[str, int] = {}
+    if isinstance(error, ContextFailure):
+        requests = {"request": error.request.number, "turn": error.request.turn}
+    return Outcome(test=label, outcome=FAILED, explanation=_explain(error, file), seconds=seconds, **requests)
+
+
+def _call(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    """Call `work`, and return its result or whatever it raises, except for Ctrl-C."""
+    try:
+        return work(), None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # an exit, and what pytest raises to skip or fail a test, are no Exception
+        return None, error
+
+
+def _is_skip(error: BaseException) -> bool:
+    return type(error).__name__ in SKIPS
+
+
+def _run_test(function: Callable[..., Any], contexts: Contexts) -> None:
     result = function(**{FIXTURE: contexts} if inspect.signature(function).parameters else {})
     if inspect.iscoroutine(result):
         asyncio.run(result)
 
 
-def _explain(error: Exception, file: Path) -> str:
+def _explain(error: BaseException, file: Path) -> str:
     """The text of an error, and the last line of the file that led to it."""
     text = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
     lines = [frame for frame in extract_tb(error.__traceback__) if Path(frame.filename) == file.absolute()]
     return "\n".join(filter(None, [text, *(f"{file}:{frame.lineno}: {frame.line}" for frame in lines[-1:])]))
 
 
-def _load_tests(file: Path) -> Sequence[tuple[str, Callable[..., Any]]]:
-    """Test functions of a file, in its order.
+def _load_tests(file: Path) -> tuple[Sequence[tuple[str, Callable[..., Any]]], BaseException | None]:
+    """Test functions of a file, in its order; none, and the error that says so, if it skips all of them.
 
     Raises:
         SettingsError: There is no such file, it cannot be imported, or it has no tests.
@@ -124,11 +150,13 @@ def _load_tests(file: Path) -> Sequence[tuple[str, Callable[..., Any]]]:
         raise SettingsError(f"{file}: no such Python file")
     sys.path[:0] = [str(Path.cwd()), str(file.parent.absolute())]  # as pytest does: its neighbours can be imported
     # From its source: cached bytecode outlives an edit within the same second that keeps the size.
-    loaded = attempt(lambda: run_path(str(file.absolute()), run_name=file.stem))
-    if loaded.error is not None:
-        raise SettingsError(f"{file}: cannot be imported: {type(loaded.error).__name__}: {loaded.error}")
-    functions = [(name, value) for name, value in (loaded.value or {}).items() if inspect.isfunction(value)]
+    names, error = _call(lambda: run_path(str(file.absolute()), run_name=file.stem))
+    if error is not None and _is_skip(error):
+        return [], error
+    if error is not None:
+        raise SettingsError(f"{file}: cannot be imported: {type(error).__name__}: {error}")
+    functions = [(name, value) for name, value in (names or {}).items() if inspect.isfunction(value)]
     tests = [(name, function) for name, function in functions if name.startswith(PREFIX)]
     if not tests:
         raise SettingsError(f"{file}: has no function {PREFIX}…({FIXTURE})")
-    return tests
+    return tests, None

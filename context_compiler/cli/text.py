@@ -23,6 +23,7 @@ from context_compiler.messages.printable import safe as safe
 from context_compiler.messages.printable import safe_line
 from context_compiler.messages.printable import share as share
 from context_compiler.messages.printable import timestamp as timestamp
+from context_compiler.paths import is_address
 
 _UNPRINTED = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
@@ -116,6 +117,8 @@ def plain_value(value: object) -> object:
         return value.isoformat()
     if isinstance(value, Decimal):
         return float(value)
+    if is_address(value):
+        return str(value)  # an option of the command line has no password then
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)
 
 

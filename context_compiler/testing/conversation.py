@@ -13,7 +13,7 @@ from context_compiler.compiler.metrics import CACHED, FRESH, PromptCache
 from context_compiler.messages.history import Reading
 from context_compiler.record.values import Drop, positions_of
 from context_compiler.testing.explain import explain
-from context_compiler.testing.request import READER, Request, flat, reading_text, unpaired
+from context_compiler.testing.request import READER, Request, flat, searched_texts, unpaired
 
 
 class ContextFailure(AssertionError):
@@ -44,7 +44,7 @@ class Conversation:
     """All requests, even if this conversation is narrowed."""
     turns: int = 0
     """Number of user prompts in `raw`."""
-    _texts: dict[int, tuple[Reading, str]] = field(default_factory=dict[int, tuple[Reading, str]])
+    _texts: dict[int, tuple[Reading, list[str]]] = field(default_factory=dict[int, tuple[Reading, list[str]]])
 
     def __post_init__(self) -> None:
         self.every = self.every or self.requests
@@ -155,20 +155,20 @@ class Conversation:
             raise ContextFailure(check, request, arguments, self)
 
     def contains(self, request: Request, text: str) -> bool:
-        """True if a request contains a text, without regard to case and white space."""
+        """True if a request contains a text, without regard to case, white space and the escapes of JSON."""
         wanted = _wanted(text)
-        return wanted in flat(request.beside) or any(wanted in self._flat(reading) for reading in request.readings)
+        return wanted in flat(request.beside) or any(self._says(reading, wanted) for reading in request.readings)
 
     def positions(self, text: str) -> Iterator[int]:
         """Positions of the messages in `raw` that contain a text, oldest first."""
         wanted = _wanted(text)
         messages = enumerate(self.raw)
-        return (position for position, message in messages if wanted in self._flat(READER.one(message)))
+        return (position for position, message in messages if self._says(READER.one(message), wanted))
 
-    def _flat(self, reading: Reading) -> str:
+    def _says(self, reading: Reading, wanted: str) -> bool:
         if id(reading) not in self._texts:
-            self._texts[id(reading)] = reading, flat(reading_text(reading))  # the reading keeps its id
-        return self._texts[id(reading)][1]
+            self._texts[id(reading)] = reading, list(map(flat, searched_texts(reading)))  # the reading keeps its id
+        return any(wanted in text for text in self._texts[id(reading)][1])
 
     def rewrites(self) -> list[Request]:
         """Requests that do not begin with the request before, its instructions and tools included."""

@@ -16,7 +16,7 @@ from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.middleware.remedies import smallest_budget
 from context_compiler.middleware.replay import LiveSession
 from context_compiler.resilience import attempt
-from context_compiler.testing.request import READER, Request, flat, form_of, reading_text, unpaired
+from context_compiler.testing.request import READER, Request, flat, form_of, reading_text, searched_texts, unpaired
 
 if TYPE_CHECKING:
     from context_compiler.testing.conversation import Conversation
@@ -122,19 +122,19 @@ def _remedies(conversation: Conversation, request: Request, position: int, text:
 
 def _keeps(conversation: Conversation, request: Request, text: str, budget: int, *rules: str) -> bool:
     """True if the view of the same history would contain a text with another budget or further rules."""
-    changed = attempt(lambda: _view_text(conversation, request, budget, rules)).value
-    return changed is not None and flat(text) in flat(changed)
+    changed = attempt(lambda: _view_texts(conversation, request, budget, rules)).value or []
+    return any(flat(text) in flat(sent) for sent in changed)
 
 
-def _view_text(conversation: Conversation, request: Request, budget: int, rules: Sequence[str]) -> str:
-    """Text of the view of a request's history under a changed compiler, which keeps no record and asks no model."""
+def _view_texts(conversation: Conversation, request: Request, budget: int, rules: Sequence[str]) -> list[str]:
+    """Texts of the view of a request's history under a changed compiler, which keeps no record and asks no model."""
     changed = {"budget": max(1, budget - request.fixed), "model": "none", "store": None}
     current: ContextCompiler = conversation.compiler or ContextCompiler(system=None)
     compiler = replace(current, **changed, rules=[*current.rules, *rules], on_view=None, on_error=None)
 
-    async def view() -> str:
+    async def view() -> list[str]:
         sent = await LiveSession([compiler]).request(conversation.raw[: request.said])
-        return "\n".join(reading_text(READER.one(message)) for message in sent)
+        return [text for message in sent for text in searched_texts(READER.one(message))]
 
     with ThreadPoolExecutor(1) as pool:  # the caller may be in an event loop
         return pool.submit(asyncio.run, view()).result()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -9,10 +11,14 @@ from pydantic_ai.messages import ModelMessage
 
 from context_compiler.messages.display import FORMS, SHORTENED, VERBATIM, segments
 from context_compiler.messages.history import Reader, Reading, reader_of
+from context_compiler.messages.items import Item, Kind
 from context_compiler.record.values import Drop
 from context_compiler.tokens import as_counter
 
 READER: Reader = reader_of(as_counter(None))
+
+ESCAPES = re.compile(r'(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))+')
+"""Characters that are escaped in JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +69,20 @@ def reading_text(reading: Reading) -> str:
     return "\n".join(f"{item.tool} {item.text}" if item.tool else item.text for item in reading.items)
 
 
+def searched_texts(reading: Reading) -> list[str]:
+    """Texts of a message in which a text is searched: everything that it says, as it is sent and without JSON."""
+    decoded = (_without_json(item, item.text) for item in reading.items)
+    return [reading_text(reading), *filter(None, decoded)]
+
+
+def _without_json(item: Item, text: str) -> str:
+    """A piece of arguments or of a structured result with its escaped characters decoded; empty if there are none."""
+    if item.kind not in (Kind.CALL, Kind.RETURN) or not item.text.lstrip().startswith(("{", "[")):
+        return ""
+    decoded = ESCAPES.sub(lambda escaped: json.loads(f'"{escaped[0]}"'), text)
+    return decoded if decoded != text else ""
+
+
 def flat(text: str) -> str:
     """Normalize a text: on one line, without case."""
     return " ".join(text.casefold().split())
@@ -70,16 +90,20 @@ def flat(text: str) -> str:
 
 def form_of(reading: Reading, text: str) -> str:
     """Form in which a message contains a text, by its display name; empty if it does not."""
-    wanted = flat(text)
     for item in reading.items:
-        if wanted not in flat(item.text):
+        if not _contains(item, item.text, text):
             continue
         if item.mark is None:
             return FORMS[VERBATIM]
-        return next(
-            (FORMS[piece.form] for piece in segments(item.text) if wanted in flat(piece.text)), FORMS[SHORTENED]
-        )
+        pieces = segments(item.text)
+        return next((FORMS[piece.form] for piece in pieces if _contains(item, piece.text, text)), FORMS[SHORTENED])
     return ""
+
+
+def _contains(item: Item, piece: str, text: str) -> bool:
+    """True if a piece of an item contains a text, as it is sent or without JSON."""
+    wanted = flat(text)
+    return wanted in flat(piece) or wanted in flat(_without_json(item, piece))
 
 
 def unpaired(readings: Sequence[Reading]) -> Iterator[str]:

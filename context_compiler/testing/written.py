@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from math import ceil
 from pathlib import Path
+from typing import Any, cast
 
 from context_compiler.errors import SettingsError
 from context_compiler.lazy import require_extra
@@ -18,7 +21,7 @@ from context_compiler.messages.prompts import asks
 from context_compiler.messages.rules import rule_sentences
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.recall.changes import Changes, sentences, values
-from context_compiler.record.redaction import Redactor
+from context_compiler.record.redaction import FREE, Redactor
 from context_compiler.testing.conversation import Conversation
 from context_compiler.testing.recording import Recording, load_session, load_view, prompt_name, recorded_async
 from context_compiler.testing.replayer import replay_async
@@ -34,12 +37,18 @@ PERSONAL = {
     "email": r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}",
     "key": r"\b(?:sk|pk|ghp|xox[abp]|AKIA)[-_]?[A-Za-z0-9_-]{12,}",
     "iban": r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9]{1,3})?\b",
-    "card": r"\b(?:\d[ -]?){12,18}\d\b",
+    "card": r"(?<!\d)(?<!\d\.)\b\d(?:[ -]?\d){12,}\b(?!\.\d)",
     "phone": r"(?<![\w.+-])(?:\+\d{1,3}|0\d{1,4})(?:[ /-]?\(?\d{2,8}\)?){2,4}(?![\w-])",
 }
-"""Patterns of personal data; names of people have none."""
+"""Patterns of personal data, in the order in which they are applied; names of people have none.
 
-_PERSONAL = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in PERSONAL.items()))
+A card is any 13 to 19 digits with a correct check digit in a match of its pattern.
+"""
+
+CARD, CARD_DIGITS = "card", range(13, 20)
+
+_LITERALS = re.compile(r'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?')
+"""Strings and numbers in JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,24 +71,92 @@ class Mask:
     """A function that replaces personal data, the same data by the same words."""
 
     def __init__(self) -> None:
-        self._replacements: dict[str, str] = {}
+        self._numbers: dict[str, int] = {}
 
     def __call__(self, text: str) -> str:
-        """Replace the personal data in a text."""
-        return _PERSONAL.sub(self._replacement, text)
+        """Replace the personal data in a text; what was JSON, such as the arguments of a tool, stays JSON."""
+        if _is_json(text):
+            return _LITERALS.sub(self._literal, text)
+        for kind, pattern in PERSONAL.items():
+            text = re.sub(pattern, self._cards if kind == CARD else partial(self._word, kind), text)
+        return text
 
-    def _replacement(self, match: re.Match[str]) -> str:
-        return self._replacements.setdefault(match[0], f"[{match.lastgroup} {len(self._replacements) + 1}]")
+    def _literal(self, match: re.Match[str]) -> str:
+        literal = match[0]
+        value = json.loads(literal)
+        masked = self(value) if isinstance(value, str) else self._data(value)
+        return literal if masked == value else json.dumps(masked, ensure_ascii="\\u" in literal)
+
+    def _word(self, kind: str, match: re.Match[str]) -> str:
+        return f"[{kind} {self._number(match[0])}]"
+
+    def _cards(self, match: re.Match[str]) -> str:
+        """Replace the card numbers in a sequence of groups of digits."""
+        text, end, pieces = match[0], 0, list[str]()
+        for start, stop in _card_spans(text):
+            pieces += [text[end:start], f"[{CARD} {self._number(text[start:stop])}]"]
+            end = stop
+        return "".join([*pieces, text[end:]])
+
+    def _number(self, text: str) -> int:
+        return self._numbers.setdefault(text, len(self._numbers) + 1)
 
     def recording(self, recording: Recording) -> Recording:
         """Replace the personal data in a recording."""
         chain = Redactor(self).chain(READER.read(recording.messages).chain)
+        bodies = [json.dumps(self._fields(json.loads(body)), ensure_ascii=False).encode() for body in chain.bodies]
         summaries = {prompt_name(self(prompt)): self(answer) for prompt, answer in recording.answers}
-        return Recording(messages=load_messages(list(chain.bodies)), summaries=summaries)
+        return Recording(messages=load_messages(bodies), summaries=summaries)
+
+    def _fields(self, value: Any) -> Any:
+        """Replace card numbers that are numbers in a message or a part."""
+        if isinstance(value, list):
+            return [self._fields(element) for element in cast(list[Any], value)]
+        if not isinstance(value, dict):
+            return value
+        fields = cast(dict[str, Any], value)
+        return {key: self._data(field) if key in FREE else self._fields(field) for key, field in fields.items()}
+
+    def _data(self, value: Any) -> Any:
+        """Replace card numbers that are numbers in user data."""
+        if isinstance(value, list):
+            return [self._data(element) for element in cast(list[Any], value)]
+        if isinstance(value, dict):
+            return {key: self._data(field) for key, field in cast(dict[str, Any], value).items()}
+        digits = str(value) if isinstance(value, int) else ""
+        return 10 ** (len(digits) - 1) + self._number(digits) if _is_card(digits) else value
 
     def claim(self, claim: Claim) -> Claim:
         """Replace the personal data in a claim."""
         return replace(claim, arguments=tuple(map(self, claim.arguments)))
+
+
+def _is_json(text: str) -> bool:
+    """True if a text is a JSON object or list."""
+    try:
+        return text.lstrip().startswith(("{", "[")) and json.loads(text) is not None
+    except (ValueError, RecursionError):
+        return False
+
+
+def _card_spans(text: str) -> Iterator[tuple[int, int]]:
+    """Spans of the card numbers in a sequence of groups of digits."""
+    groups = [group.span() for group in re.finditer(r"\d+", text)]
+    end = 0
+    for index, (start, _) in enumerate(groups):
+        stops = [stop for _, stop in groups[index : index + max(CARD_DIGITS)]]
+        longest = next((stop for stop in stops[::-1] if _is_card(re.sub(r"\D", "", text[start:stop]))), None)
+        if longest is not None and start >= end:
+            end = longest
+            yield start, end
+
+
+def _is_card(digits: str) -> bool:
+    """True for the digits of a card number, whose last one is the check digit of the others (Luhn)."""
+    if len(digits) not in CARD_DIGITS or not digits.isdecimal() or digits.startswith("0"):
+        return False
+    doubled = (sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2])
+    return (sum(map(int, digits[-1::-2])) + sum(doubled)) % 10 == 0
 
 
 def find_claims(conversation: Conversation) -> Iterator[Claim]:

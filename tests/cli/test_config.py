@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from context_compiler.cli.options import parse_place
+from context_compiler.cli.text import json_text
 from tests.cli.conftest import DEMO, Command, one_line
 
 CONFIG = Path("context_compiler.toml")
@@ -63,6 +66,19 @@ def test_a_file_elsewhere_is_named_by_a_variable_and_its_paths_are_relative_to_i
         str(Path("etc/record.db")),
         str(Path("etc/app.toml")),
     )
+
+
+def test_no_password_of_a_database_is_printed(cc: Command) -> None:
+    address, shown = "postgresql://ann:s3cret@127.0.0.1:1/x?password=s3cret", "postgresql://ann@127.0.0.1:1/x"
+    CONFIG.write_text(f"runs = {address!r}\nvault = {address!r}\n")
+    for args in ((), ("sessions", "list"), ("pipeline", "runs")):
+        for form in ((), ("--json",)):
+            said = cc("config", "show", *form, *args, CONTEXT_COMPILER_DB=address)
+            assert said.code == 0 and "127.0.0.1" in said.out and "s3cret" not in said.out + said.err, args
+    assert origins(cc, CONTEXT_COMPILER_DB=address)["db"] == (shown, "CONTEXT_COMPILER_DB")
+    assert origins(cc)["runs"] == (shown, "context_compiler.toml")
+    assert origins(cc, "sessions", "list", CONTEXT_COMPILER_DB=address)["--db"] == (shown, "CONTEXT_COMPILER_DB")
+    assert json.loads(json_text({"db": parse_place(address)})) == {"db": shown}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent
+from pydantic_ai import Agent, Tool
+from pydantic_ai.messages import ModelResponse, ToolCallPart
 
 from context_compiler import testing
 from context_compiler.testing import live_async, read_recording
@@ -65,6 +67,90 @@ def test_tests_run_without_pytest_with_a_table_and_an_exit_code(cc: Command, tmp
     assert "test_desk.py:18: assert 1 + 1 == 3" in said.out and "seen" not in said.out
     assert "needs pytest, for tmp_path" in said.out
     assert "Never push." in (tmp_path / "pages" / "test_desk-test_window.html").read_text(encoding="utf-8")
+
+
+ENDINGS = """
+import asyncio
+import sys
+import unittest
+
+import pytest
+
+
+def test_exit():
+    raise SystemExit(0)
+
+
+def test_skip(contexts):
+    pytest.skip("no key here")
+
+
+def test_skip_of_unittest():
+    raise unittest.SkipTest("no server here")
+
+
+def test_fail():
+    pytest.fail("too slow")
+
+
+def test_nothing_raised():
+    with pytest.raises(ValueError):
+        pass
+
+
+async def test_exit_in_a_loop():
+    sys.exit("left")
+
+
+async def test_cancelled():
+    raise asyncio.CancelledError
+
+
+def test_last():
+    pass
+"""
+
+
+def test_a_test_that_exits_or_skips_or_fails_as_with_pytest_leaves_the_others_their_outcomes(
+    cc: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "test_desk.py").write_text(ENDINGS, encoding="utf-8")
+    said = cc("test", "test_desk.py", "--json")
+    ended = {test["test"].partition("::test_")[2]: test for test in said.json["tests"]}
+    assert said.code == 1 and {name: test["outcome"] for name, test in ended.items()} == {
+        "exit": "failed",
+        "skip": "skipped",
+        "skip_of_unittest": "skipped",
+        "fail": "failed",
+        "nothing_raised": "failed",
+        "exit_in_a_loop": "failed",
+        "cancelled": "failed",
+        "last": "passed",
+    }
+    assert ended["skip"]["explanation"] == "no key here" and "SystemExit: 0" in ended["exit"]["explanation"]
+
+
+def test_a_file_that_skips_itself_is_skipped_and_one_that_exits_is_wrong_input(cc: Command, tmp_path: Path) -> None:
+    (tmp_path / "test_desk.py").write_text("def test_it():\n    pass\n", encoding="utf-8")
+    skipping = "class Skipped(BaseException):\n    pass\n\n\nraise Skipped('no key here')\n"  # as pytest's is
+    (tmp_path / "test_rest.py").write_text(skipping, encoding="utf-8")
+    said = cc("test", "test_rest.py", "test_desk.py", "--json")
+    assert said.code == 0
+    assert [(test["test"], test["outcome"]) for test in said.json["tests"]] == [
+        ("test_rest.py", "skipped"),
+        ("test_desk.py::test_it", "passed"),
+    ]
+    assert said.json["tests"][0]["explanation"] == "no key here"
+    (tmp_path / "test_exit.py").write_text("raise SystemExit(0)", encoding="utf-8")
+    said = cc("test", "test_exit.py")
+    assert said.code == 2 and "cannot be imported: SystemExit" in one_line(said)
+
+
+def test_ctrl_c_in_a_test_ends_the_run(cc: Command, tmp_path: Path) -> None:
+    code = "def test_it():\n    raise KeyboardInterrupt\n\n\ndef test_rest():\n    pass\n"
+    (tmp_path / "test_desk.py").write_text(code, encoding="utf-8")
+    said = cc("test", "test_desk.py")
+    assert said.code == 130 and not said.out
 
 
 def test_the_outcomes_as_json(cc: Command, tmp_path: Path) -> None:
@@ -173,6 +259,60 @@ def test_the_answer_to_a_question_is_a_claim(cc: Command, tmp_path: Path) -> Non
     cc("sessions", "test", "desk", "--db", "record.db", "--out", "test_desk.py")
     code = (tmp_path / "test_desk.py").read_text(encoding="utf-8")
     assert "assert_in_context('Order 7 costs 42 euros.')  # turn 1" in code and "50 euros" not in code
+
+
+def orders(**arguments: Any) -> dict[str, Any]:
+    return {"count": 2, "paid_with": 4111111111111111}
+
+
+ARGUMENTS = (
+    '{"since": 1700000000000, "at": [48.8583701234567, -4111111111111111]}',
+    r'{"note": "to\nann@example.com", "path": "C:\\4111 1111 1111 1111"}',
+    '{"card": 4111111111111111, "of": "{\\"mail\\": \\"bob@example.com\\"}"}',
+)
+
+
+def test_masked_arguments_and_results_of_tools_stay_what_they_are(cc: Command, tmp_path: Path) -> None:
+    calls = [ToolCallPart("orders", text, f"c{number}") for number, text in enumerate(ARGUMENTS)]
+    calls.append(ToolCallPart("orders", {"card": 4111111111111111, "since": 1700000000000}, "c9"))
+    model = Talker([ModelResponse(parts=calls), "Two.", "Bye."]).model
+    tools = [Tool.from_schema(orders, "orders", None, {"type": "object", "additionalProperties": True})]
+    agent = Agent(tools=tools, capabilities=[compiler(store=tmp_path / "record.db")])
+    asyncio.run(live_async(agent, ["List my orders.", "Thanks."], model=model, conversation_id="desk"))
+    assert cc("sessions", "test", "desk", "--db", "record.db", "--out", "test_desk.py").code == 0
+    assert cc("test", "test_desk.py").code == 0
+    recording = read_recording(tmp_path / "test_desk.json")
+    parts: list[Any] = [part for message in recording.messages for part in message.parts]
+    texts = [part.args for part in parts if part.part_kind == "tool-call" and isinstance(part.args, str)]
+    first, second, third = map(json.loads, texts)
+    assert texts[0] == ARGUMENTS[0], "no card number, and so nothing to mask"
+    assert re.fullmatch(r"to\n\[email \d]", second["note"]) and re.fullmatch(r"C:\\\[card \d]", second["path"])
+    assert re.fullmatch(r"\[email \d]", json.loads(third["of"])["mail"])
+    number = third["card"]
+    assert isinstance(number, int) and number != 4111111111111111 and len(str(number)) == 16
+    assert next(part.args for part in parts if part.part_kind == "tool-call" and part.tool_call_id == "c9") == {
+        "card": number,
+        "since": 1700000000000,
+    }
+    assert {part.content["paid_with"] for part in parts if part.part_kind == "tool-return"} == {number}
+
+
+def test_digits_are_masked_if_they_are_a_card_or_a_phone_number(cc: Command, tmp_path: Path) -> None:
+    cards = "Pay with no.4111111111111111, or 5500-0000-0000-0004, or 2026 4111 1111 1111 1111."
+    others = "It is at 48.8583701234567, and my order is 1234567890123."
+    prompts = [cards, others, "Call 0049 170 1234567 89."]
+    agent = Agent(capabilities=[compiler(store=tmp_path / "record.db")])
+    asyncio.run(live_async(agent, prompts, conversation_id="desk"))
+    cc("sessions", "test", "desk", "--db", "record.db", "--out", "test_desk.py")
+    messages = read_recording(tmp_path / "test_desk.json").messages
+    said: list[Any] = [
+        part.content for message in messages for part in message.parts if part.part_kind == "user-prompt"
+    ]
+    assert said == [
+        "Pay with no.[card 1], or [card 2], or 2026 [card 3].",
+        others,
+        "Call [phone 4].",
+    ]
 
 
 def test_the_name_of_a_session_is_masked_in_its_test(cc: Command, tmp_path: Path) -> None:

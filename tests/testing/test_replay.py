@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults, Tool
-from pydantic_ai.messages import ModelMessage, ToolReturnPart
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart
 
 from context_compiler import ContextCompiler
 from context_compiler.errors import TranscriptError
@@ -27,6 +27,7 @@ from context_compiler.testing import (
     recorded_async,
     replay,
     replay_async,
+    write_html,
 )
 from tests.support.agents import Notes, Talker, compiler, unstamped
 from tests.support.builders import assistant, user
@@ -230,6 +231,36 @@ def test_a_recording_that_was_cut_off_is_damaged_and_a_missing_one_is_named(
         replay(file, Agent())
     with pytest.raises(TranscriptError, match="no such file"):
         replay(tmp_path / "other.json", Agent())
+
+
+KEY = "-----BEGIN KEY-----\nMIIE abc"
+
+
+@pytest.fixture
+def escaped() -> Conversation:
+    """A conversation whose arguments and results are JSON with escaped characters."""
+    calls = ToolCallPart("save", {"key": KEY}, "c1"), ToolCallPart("save", r'{"name": "M\u00fcller"}', "c2")
+    results = [
+        ToolReturnPart("save", {"path": "C:\\Users\\ann", "q": 'say "yes"'}, "c1"),
+        ToolReturnPart("save", r"the file C:\new\table", "c2"),
+    ]
+    messages = [user("Save it."), ModelResponse(parts=calls), ModelRequest(parts=results), assistant("Saved.")]
+    return replay([*messages, user("Thanks."), assistant("Yes.")])
+
+
+@pytest.mark.parametrize("text", [KEY, r"C:\Users\ann", 'say "yes"', "Müller", r"C:\new\table"])
+def test_a_text_in_arguments_and_structured_results_is_found_as_it_was_given(
+    escaped: Conversation, text: str, tmp_path: Path
+) -> None:
+    escaped.assert_in_context(text)
+    found = failure(lambda: escaped.assert_not_in_context(text))
+    assert found.request.number == 2 and "word for word" in str(found)
+    page = write_html(found, tmp_path / "failure.html").read_text(encoding="utf-8")
+    assert "contains a text that no request may contain" in page
+
+
+def test_a_plain_result_is_not_read_as_json(escaped: Conversation) -> None:
+    escaped.assert_not_in_context("C: ew able", "key save")
 
 
 def test_an_answer_that_was_aborted_is_replayed_as_it_is() -> None:

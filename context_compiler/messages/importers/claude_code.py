@@ -1,8 +1,9 @@
 """Claude Code sessions as JSONL: a tree of entries whose last branch is the conversation.
 
 A response with several blocks is written as several entries with the same message id. Results of parallel calls are
-children of the entry with their call; they lie beside the last branch but belong to it. Compaction summaries and
-entries of subagents are left out, because they are not part of the original conversation.
+children of the entry with their call; they, and other entries of their response, may lie beside the last branch but
+belong to it. Compaction summaries and entries of subagents are left out, because they are not part of the original
+conversation.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
 
 
 def _branch(draft: Draft, entries: Sequence[object]) -> list[int]:
-    """Positions of the entries to read: those from the root to the last one, and results that are children of these."""
+    """Positions of the entries to read.
+
+    These are the entries from the root to the last one, the others of their responses, and results that are children of
+    these.
+    """
     nodes = [mapping(entry) for entry in entries]
     ids = {id: index for index, entry in enumerate(nodes) if entry and (id := text(entry.get("uuid"))) is not None}
     parents = [
@@ -66,6 +71,7 @@ def _branch(draft: Draft, entries: Sequence[object]) -> list[int]:
     while position is not None and position not in path:
         path.add(position)
         position = parents[position]
+    path |= _same_responses(nodes, speaking, path)
     taken = {position for position, entry in enumerate(nodes) if entry is None}
     for position in speaking:
         entry = nodes[position] or {}
@@ -76,3 +82,14 @@ def _branch(draft: Draft, entries: Sequence[object]) -> list[int]:
         else:
             draft.note("left out an entry of another branch", position)
     return sorted(taken)
+
+
+def _same_responses(nodes: Sequence[Json | None], speaking: Sequence[int], path: set[int]) -> set[int]:
+    """Positions of all entries of the responses of which one entry is on the path."""
+
+    def response(position: int) -> str | None:
+        entry = nodes[position] or {}
+        return text((mapping(entry.get("message")) or {}).get("id")) if entry.get("type") == "assistant" else None
+
+    ids = {response(position) for position in speaking if position in path} - {None}
+    return {position for position in speaking if response(position) in ids}

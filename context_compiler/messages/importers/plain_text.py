@@ -2,7 +2,7 @@
 
 A speaker is `**User:**`, `## Assistant`, `[Human]` and the like on a line of its own, or `User: Hello` with the text on
 the same line. Lines inside a code fence never name a speaker. The transcripts of this project's own chat have this
-format; a line of a message that looks like a speaker ends with a backslash there.
+format, but only `**User:**` and `**Assistant:**` name a speaker there; such a line of a message ends with a backslash.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _MARKED = re.compile(
 _INLINE = re.compile(rf"(?:\*\*|__)?{_NAME}(?:\*\*|__)?:(?:\*\*|__)?[ \t]{{1,20}}(?=\S)", re.IGNORECASE)
 _TIME = re.compile(r"\*(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) UTC\*$")
 _OWN = "# Chat Session:"
+_OWN_SPEAKERS = {"**User:**": ("user", ""), "**Assistant:**": ("assistant", "")}
 _ESCAPED = re.compile(r"(?:\*\*(?:User|Assistant):\*\*|\*\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\*)\\+$")
 _FENCES = ("```", "~~~")
 
@@ -60,8 +61,8 @@ def read(draft: Draft, prose: str) -> None:
     role, lines, fence, when = None, list[str](), "", None
     has_speaker = False
     for line in prose.split("\n"):
-        stamp = _TIME.match(line.strip()) if own and len(line) < MAX_SPEAKER_LINE else None
-        speaker = None if fence else _speaker(line)
+        stamp = _TIME.match(line) if own and len(line) < MAX_SPEAKER_LINE else None
+        speaker = None if fence else _OWN_SPEAKERS.get(line) if own else _speaker(line)
         if stamp is not None:
             _add(draft, role, lines, when)
             role, lines, when = None, [], parse_time(f"{stamp[1]}+00:00")

@@ -132,6 +132,44 @@ def test_claude_splits_an_answer_at_the_results_in_it():
     assert parts(transcript.messages, "user-prompt")[1].content == "Thanks"
 
 
+ROOT = "00000000-0000-4000-8000-000000000000"
+
+
+def sent(uuid: str, parent: str | None, sender: str, said: str) -> dict[str, Any]:
+    return {"uuid": uuid, "parent_message_uuid": parent, "sender": sender, "text": said, "content": []}
+
+
+TREE = [
+    sent("m1", ROOT, "human", "Where to?"),
+    sent("m2", "m1", "assistant", "Lisbon."),
+    sent("m3", "m2", "human", "And then?"),
+    sent("m4", "m3", "assistant", "Porto."),
+    sent("m5", "m2", "human", "And before?"),
+    sent("m6", "m5", "assistant", "Madrid."),
+]
+
+
+@pytest.mark.parametrize(
+    ("head", "last"),
+    [
+        ({"current_leaf_message_uuid": "m4"}, ["And then?", "Porto."]),
+        ({"current_leaf_message_uuid": "m6"}, ["And before?", "Madrid."]),
+        ({}, ["And before?", "Madrid."]),
+    ],
+)
+def test_claude_reads_the_branch_to_the_current_message(head: dict[str, str], last: list[str]):
+    transcript = read([{"name": "Trip", **head, "chat_messages": TREE}])
+    assert texts(transcript.messages) == ["Where to?", "Lisbon.", *last]
+    left_out = "4, 5" if last[0] == "And then?" else "2, 3"
+    assert transcript.notes == (f"left out a message of another branch (at {left_out})",)
+
+
+def test_claude_reads_a_first_prompt_that_was_edited_once():
+    edited = [sent("m1", ROOT, "human", "Where?"), sent("m2", ROOT, "human", "Where to?")]
+    transcript = read([{"name": "Trip", "chat_messages": [*edited, sent("m3", "m2", "assistant", "Lisbon.")]}])
+    assert texts(transcript.messages) == ["Where to?", "Lisbon."]
+
+
 def entry(type: str, uuid: str, parent: str | None, content: object, **more: Any) -> dict[str, Any]:
     message = {"role": type, "content": content, **more.pop("message", {})}
     return {"type": type, "uuid": uuid, "parentUuid": parent, "sessionId": "s", "message": message, **more}
@@ -177,6 +215,27 @@ def test_claude_code_joins_the_entries_of_a_response_and_keeps_results_of_parall
         "left out the summary of a compaction",
         "left out an entry of another branch",
     }
+
+
+def test_claude_code_keeps_a_parallel_call_beside_the_branch_with_its_result():
+    one_id = {"message": {"id": "msg_1"}}
+    lines = [
+        entry("user", "u", None, "Read a and b"),
+        entry("assistant", "a1", "u", [use("a")], **one_id),
+        entry("assistant", "a2", "a1", [use("b")], **one_id),
+        entry("user", "r2", "a2", result("b")),
+        entry("user", "r1", "a1", result("a")),
+        entry("assistant", "old", "r1", [{"type": "text", "text": "An answer that was made again."}]),
+        entry("user", "u2", "r1", "Thanks"),
+    ]
+    transcript = read(lines)
+    assert kinds(transcript.messages) == [
+        ["user-prompt"],
+        ["tool-call", "tool-call"],
+        ["tool-return", "tool-return"],
+        ["user-prompt"],
+    ]
+    assert transcript.notes == ("left out an entry of another branch (at 5)",)
 
 
 CODEX = [
@@ -233,6 +292,47 @@ def test_codex_reads_response_items_once():
     assert [part.args for part in parts(transcript.messages, "tool-call")] == [{"cmd": "make test"}, "*** Begin"]
     assert [part.content for part in parts(transcript.messages, "tool-return")] == ["1 passed", "Done"]
     assert transcript.messages[-1].model_name == "gpt-5-codex"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def spoken(role: str, said: str) -> dict[str, Any]:
+    block = {"type": "output_text" if role == "assistant" else "input_text", "text": said}
+    return {"type": "response_item", "payload": {"type": "message", "role": role, "content": [block]}}
+
+
+def rolled_back(turns: int) -> dict[str, Any]:
+    return {"type": "event_msg", "payload": {"type": "thread_rolled_back", "num_turns": turns}}
+
+
+INJECTED = [
+    spoken("user", "# AGENTS.md instructions for /srv\n\n<INSTRUCTIONS>\nBe brief.\n</INSTRUCTIONS>"),
+    spoken("user", "<environment_context>\n<cwd>/srv</cwd>\n</environment_context>"),
+]
+
+
+def test_codex_leaves_out_turns_that_were_rolled_back():
+    lines = [
+        *INJECTED,
+        spoken("user", "Fix it"),
+        spoken("assistant", "Fixed."),
+        spoken("user", "Push it"),
+        INJECTED[1],
+        spoken("assistant", "Pushed."),
+        spoken("user", "Tag it"),
+        rolled_back(2),
+        spoken("user", "Test it"),
+        spoken("assistant", "They pass."),
+    ]
+    transcript = read(lines)
+    assert texts(transcript.messages)[2:] == ["Fix it", "Fixed.", "Test it", "They pass."]
+    assert transcript.notes == ("left out an item of a turn that was rolled back (at 4, 5, 6, 7)",)
+    again = read([*lines, rolled_back(1), spoken("user", "Stop")])
+    assert texts(again.messages)[2:] == ["Fix it", "Fixed.", "Stop"]
+
+
+@pytest.mark.parametrize(("turns", "left"), [(0, 4), (9, 2)])
+def test_codex_never_rolls_back_more_than_the_turns_of_the_user(turns: int, left: int):
+    transcript = read([*INJECTED, spoken("user", "Fix it"), spoken("assistant", "Fixed."), rolled_back(turns)])
+    assert len(texts(transcript.messages)) == left
 
 
 def test_responses_of_openai_are_read_from_a_request_a_response_or_a_list():
@@ -449,6 +549,16 @@ def test_a_transcript_of_our_own_chat_reads_back():
     assert parts(transcript.messages, "user-prompt")[0].timestamp.isoformat() == "2026-11-21T15:43:40+00:00"
 
 
+@pytest.mark.parametrize(
+    "line", ["User: admin", "System: Ubuntu", "## Assistant", " *2026-11-21 15:44:40 UTC*", "[AI]"]
+)
+def test_a_line_of_an_answer_in_our_own_chat_names_no_speaker(line: str):
+    head = "# Chat Session: demo\n\n*2026-11-21 15:43:40 UTC*\n\n**User:**\n\nWho?\n\n**Assistant:**\n\n"
+    said = f"{head}It says\n{line}\nthere.\n"
+    (transcript,) = parse_transcripts(said.encode(), file="demo.md")
+    assert texts(transcript.messages) == ["Who?", f"It says\n{line}\nthere."] and not transcript.notes
+
+
 def test_text_without_a_speaker_is_refused_with_an_example():
     assert "begin each message with a line such as **User:**" in str(refused(b"Hello", format="text"))
 
@@ -461,3 +571,13 @@ def test_chatgpt_conversations_are_named_by_their_titles_and_by_ids_where_these_
     transcripts = parse_transcripts(json.dumps(export).encode(), file="conversations.json")
     assert [transcript.name for transcript in transcripts] == ["Trip", "New#c1", "New#c2", "conversations#c3"]
     assert parse_transcripts(json.dumps(CHATGPT).encode(), file="conversations.json")[0].name == "Trip"
+
+
+def test_calls_of_claude_without_an_id_have_ids_of_their_own():
+    words = [{"type": "text", "text": "I search."}, {"type": "tool_use", "name": "web_search", "input": {}}]
+    content = [*words, {"type": "tool_result", "name": "web_search", "content": "A city"}] * 2
+    messages = [{"sender": "human", "text": "Where?"}, {"sender": "assistant", "content": content}]
+    transcript = read([{"name": "Trip", "chat_messages": messages}])
+    calls, results = (parts(transcript.messages, kind) for kind in ("tool-call", "tool-return"))
+    assert len({call.tool_call_id for call in calls}) == 2
+    assert [call.tool_call_id for call in calls] == [result.tool_call_id for result in results]
