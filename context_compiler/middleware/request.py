@@ -343,7 +343,7 @@ def run_request(
     ctx: RunContext[Any], model: Any, settings: Mapping[str, object], messages: list[ModelMessage], **more: Any
 ) -> Request:
     """Build a request with the facts of its run and its model, and with `more`."""
-    served = Served(attempt(lambda: str(model.base_url or "")).value or "", model.model_name)
+    served = Served.by(model)
     return Request(
         messages=messages,
         session_id=session_of(ctx),
