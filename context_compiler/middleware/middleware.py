@@ -132,7 +132,7 @@ class Middleware:
 
     async def declared_rules(self, run: Run, ctx: RunContext[Any]) -> tuple[str, ...]:
         """Rules that the application declares for a request; the error of a function that fails is reported."""
-        texts, errors = await declared_rules(self.arguments.rules, run, ctx)
+        texts, errors = await declared_rules(self.arguments.rules, run, ctx, self.arguments.timeout)
         for error in errors:
             await self.report_once(str(error), error)
         return texts
