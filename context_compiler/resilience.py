@@ -91,11 +91,10 @@ async def await_within(seconds: float, work: Awaitable[T], late: Exception) -> T
         raise late from None
 
 
-async def call_within(seconds: float, callback: Callable[[Any], Any], what: Any, late: Exception) -> None:
-    """Call a plain or async callback with `what`; cancel an async one after `seconds` and raise `late`."""
+async def call_within(seconds: float, callback: Callable[[Any], Any], what: Any, late: Exception) -> Any:
+    """Result of a plain or async callback for `what`; cancel an async one after `seconds` and raise `late`."""
     result = callback(what)
-    if isawaitable(result):
-        await await_within(seconds, result, late)
+    return await await_within(seconds, result, late) if isawaitable(result) else result
 
 
 class OutOfTimeError(ContextCompilerError):

@@ -32,7 +32,15 @@ from context_compiler.middleware.off_loop import off_loop
 from context_compiler.middleware.provider_counts import ProviderCounts
 from context_compiler.middleware.recording import Recording
 from context_compiler.middleware.reports import Reports, operation
-from context_compiler.middleware.request import Conversation, Host, Request, is_durable, is_long, session_of
+from context_compiler.middleware.request import (
+    Conversation,
+    Host,
+    Request,
+    is_durable,
+    is_long,
+    is_size_of,
+    session_of,
+)
 from context_compiler.middleware.respond import advance_again, respond
 from context_compiler.middleware.rule_check import declared_rules
 from context_compiler.middleware.single_flight import Summaries, unless_by_hand
@@ -124,7 +132,7 @@ class Middleware:
 
     async def declared_rules(self, run: Run, ctx: RunContext[Any]) -> tuple[str, ...]:
         """Rules that the application declares for a request; the error of a function that fails is reported."""
-        texts, errors = await declared_rules(self.arguments.rules, run, ctx)
+        texts, errors = await declared_rules(self.arguments.rules, run, ctx, self.arguments.timeout)
         for error in errors:
             await self.report_once(str(error), error)
         return texts
@@ -246,12 +254,12 @@ class Middleware:
         return {**start, "ratios": self.ratios.state()}
 
     def learn(self, run: Run, request: Request | None, response: ModelResponse) -> None:
-        """Count a reported usage, and learn from it if it belongs to one of our requests."""
+        """Count a reported usage, and learn from it if it is the size of one of our requests."""
         self.recording.count_usage(request, response)
         if request is None:
             return
         run.retried = False
-        if run.sent and not self.arguments.dry_run:
+        if run.sent and not self.arguments.dry_run and is_size_of(request, response):
             for ratios in (run.ratios, self.ratios):
                 ratios.learn(request.family, exact=run.sent, reported=response.usage.input_tokens)
 

@@ -30,6 +30,9 @@ from context_compiler.tokens import Ratios
 PROMPT, EXCERPT = 400, 80
 """Maximum characters of the placeholder for the next prompt, and of the excerpt of a pinned message."""
 
+UNKNOWN = ""
+"""Tokenizer family of a recorded request, whose model is not on the record; its ratio is."""
+
 NO_MODEL = "no model is known before the first request of this process: give model= to get a written summary"
 
 
@@ -196,7 +199,7 @@ async def read_next_request(
     arguments, writer, note = _arguments(state.arguments, profile, newest, model)
     run = Run()
     run.steer(steering_of(actions)[0])
-    run.ratios.restore(ratios.state())
+    run.ratios.restore(ratios.state() | ({} if newest is None else {UNKNOWN: newest.ratio}))
     request = profile.request if profile is not None else _recorded_request(arguments, session, newest)
     prompt: ModelMessage = ModelRequest(parts=[UserPromptPart(_placeholder(state.reader.read(messages)))])
     context = read_request(
@@ -213,10 +216,10 @@ async def read_next_request(
 def _arguments(
     configured: Arguments, profile: Profile | None, newest: Record | None, model: Model | str | None
 ) -> tuple[Arguments, Model | str, str]:
-    """Arguments (with the last budget if none is set), the writing model, and why no model is known."""
+    """Arguments (with the recorded budget unless one in tokens is set), the writing model, and why none is known."""
     arguments = copy(configured)
-    if arguments.budget is None and newest is not None and newest.budget is not None:
-        arguments.budget = max(1, int(newest.budget / newest.ratio))
+    if not isinstance(arguments.budget, int) and newest is not None and newest.budget is not None:
+        arguments.budget = newest.budget
     if model is not None:
         arguments.model = model
     if arguments.model is not None:
@@ -248,4 +251,6 @@ def _recorded_request(arguments: Arguments, session: str, newest: Record | None)
     """The next request of a conversation, as far as the record shows it."""
     overhead = 0 if newest is None else fixed_tokens(newest)
     rules = tuple(rule for rule in arguments.rules if isinstance(rule, str))
-    return Request(messages=[], rules=rules, session_id=session, scope=named_scope(session), overhead=overhead)
+    return Request(
+        messages=[], rules=rules, session_id=session, scope=named_scope(session), overhead=overhead, family=UNKNOWN
+    )

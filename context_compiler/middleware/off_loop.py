@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
-from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
@@ -23,8 +23,22 @@ INTERRUPTIBLE_S = 0.1
 """Seconds for which a blocked thread waits before it gives an engine a chance to interrupt it."""
 
 
+def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    """Start work in a thread of its own: it may take long, and the loop needs its own threads to look up addresses.
+
+    Raises:
+        NotImplementedError: The loop has no threads.
+        RuntimeError: No thread can be started.
+    """
+    thread = ThreadPoolExecutor(1, thread_name_prefix="context-compiler")
+    try:
+        return asyncio.get_running_loop().run_in_executor(thread, copy_context().run, work)
+    finally:
+        thread.shutdown(wait=False)  # the thread ends with this work
+
+
 async def off_loop(work: Callable[[Host], Coroutine[Any, Any, T]], host: Host, limit: TimeLimit | None = None) -> T:
-    """Run a coroutine to completion in a worker thread; its calls to the host run in this loop.
+    """Run a coroutine to completion in a thread of its own; its calls to the host run in this loop.
 
     If the loop has no threads (some durable engines) or cannot start one, the coroutine runs in this loop. When the
     caller is cancelled, the coroutine is cancelled at its next await. The limit applies only in the thread, whose time
@@ -43,7 +57,7 @@ async def off_loop(work: Callable[[Host], Coroutine[Any, Any, T]], host: Host, l
             return asyncio.run(main())
 
     try:
-        done = here.run_in_executor(None, partial(copy_context().run, run))
+        done = in_thread(run)
     except (NotImplementedError, RuntimeError):  # no threads here, or no new ones: slower, but not lost
         return await work(host)
     try:
@@ -94,7 +108,12 @@ class _OtherLoopHost(Host):
         self._host, self._loop = host, loop
 
     async def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        try:
+            call = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:  # the loop of the run has closed, and does not wait for this thread
+            work.close()
+            raise
+        return await asyncio.wrap_future(call)
 
     async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
         return await self._call(self._host.begin(ids, config))

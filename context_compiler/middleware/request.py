@@ -12,7 +12,14 @@ from typing import Any, Protocol, cast
 from uuid import UUID
 
 from pydantic_ai import RunContext
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelRequestPart, SystemPromptPart, UserPromptPart
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelRequestPart,
+    ModelResponse,
+    SystemPromptPart,
+    UserPromptPart,
+)
 from pydantic_ai.models import Model, ModelRequestContext, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RequestUsage
@@ -38,6 +45,12 @@ JOINED: Memo[str, Sequence[ModelMessage]] = Memo(64)
 
 READ = "recall_read"
 """Name of the tool that reads messages left out of a view."""
+
+CHAIN = "fallback:"
+"""Beginning of the host's names for a chain of models of which any may answer."""
+
+HOST_FACTS, CONTEXT = "__pydantic_ai__", "context_input_tokens"
+"""Where the host notes in the metadata of a response how large its context was; private, so it may be missing."""
 
 BREAKPOINTS = 4
 """Maximum cache breakpoints in one request."""
@@ -330,7 +343,7 @@ def run_request(
     ctx: RunContext[Any], model: Any, settings: Mapping[str, object], messages: list[ModelMessage], **more: Any
 ) -> Request:
     """Build a request with the facts of its run and its model, and with `more`."""
-    served = Served(attempt(lambda: str(model.base_url or "")).value or "", model.model_name)
+    served = Served.by(model)
     return Request(
         messages=messages,
         session_id=session_of(ctx),
@@ -347,6 +360,23 @@ def run_request(
         limit=_positive(getattr(ctx.usage_limits, "per_request_input_tokens_limit", None)),
         **more,
     )
+
+
+def is_size_of(request: Request, response: ModelResponse) -> bool:
+    """True if the usage of a response is the size of its request, as the request's family of models counts it.
+
+    A provider that calls its own tools, or compacts, adds up the usage of several passes; and of a chain of models,
+    one of another family may have answered.
+    """
+    if any(part.part_kind.startswith("builtin") or part.part_kind == "compaction" for part in response.parts):
+        return False
+    facts: object = (response.metadata or {}).get(HOST_FACTS)
+    size = cast("Mapping[str, object]", facts).get(CONTEXT) if isinstance(facts, Mapping) else None
+    if size is not None and size != response.usage.input_tokens:
+        return False
+    if not request.model.startswith(CHAIN) or request.family.startswith(CHAIN):
+        return True
+    return model_family(response.provider_name, response.model_name) == request.family
 
 
 def _cache_time(settings: Mapping[str, object]) -> str:

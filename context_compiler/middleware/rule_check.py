@@ -11,21 +11,22 @@ from context_compiler.compiler.cycle import Blocks, Cycle
 from context_compiler.compiler.policy import LARGE
 from context_compiler.compiler.reasons import RULE_BEYOND_SHARE, RULE_OVER_BUDGET
 from context_compiler.compiler.rules import RuleNote, absent_rules, fitting_rules, listed_rules, rule_origin, rules_cost
-from context_compiler.errors import SettingsError
+from context_compiler.errors import ContextCompilerError, SettingsError
 from context_compiler.messages.history import History
 from context_compiler.messages.rules import Rule
 from context_compiler.middleware.arguments import DeclaredRule
 from context_compiler.middleware.state import RequestContext, Run
 from context_compiler.record.values import Drop
-from context_compiler.resilience import call, try_await
+from context_compiler.resilience import call_within, try_await
 
 
 async def declared_rules(
-    rules: Sequence[DeclaredRule], run: Run, ctx: RunContext[Any]
+    rules: Sequence[DeclaredRule], run: Run, ctx: RunContext[Any], timeout: float
 ) -> tuple[tuple[str, ...], list[Exception]]:
     """Texts of the rules that an application declares, and the errors of functions that failed.
 
-    The last answer of a function that fails stays in force for its run.
+    An async function fails after `timeout` seconds. The last answer of a function that fails stays in force for its
+    run.
     """
     texts: list[str] = []
     errors: list[Exception] = []
@@ -33,7 +34,7 @@ async def declared_rules(
         if isinstance(rule, str):
             texts.append(rule)
             continue
-        outcome = await try_await(_answer(rule, ctx))
+        outcome = await try_await(_answer(rule, ctx, timeout))
         if outcome.error is not None:
             errors.append(outcome.error)
         else:
@@ -42,9 +43,10 @@ async def declared_rules(
     return tuple(text.strip() for text in texts if text.strip()), errors
 
 
-async def _answer(rule: Callable[[RunContext[Any]], object], ctx: RunContext[Any]) -> str:
+async def _answer(rule: Callable[[RunContext[Any]], object], ctx: RunContext[Any], timeout: float) -> str:
     """Rule that a function returns; empty for None."""
-    text: object = await call(rule, ctx)
+    late = ContextCompilerError(f"a function in rules= took longer than {timeout:g} s (timeout)")
+    text: object = await call_within(timeout, rule, ctx, late)
     if text is not None and not isinstance(text, str):
         raise SettingsError(f"rules=: a function returned {type(text).__name__}: return a text or None")
     return text or ""

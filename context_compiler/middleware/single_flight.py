@@ -2,7 +2,8 @@
 
 Compilers in one event loop that need the same summary at the same time share one call. Processes that share a record do
 so too: the first claims the call there, and the others poll for its answer. No lock is held. A process that cannot
-claim the call, or has waited long enough, calls the model itself. A model that keeps failing is not called for a while.
+claim the call, or has waited long enough, calls the model itself. A model that keeps failing is not called for a while,
+whoever asks for it; one that keeps writing bad summaries of a conversation is not called for that conversation.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from context_compiler.middleware.request import Conversation
 from context_compiler.middleware.spending import Spending, SummaryCall
 from context_compiler.middleware.store_access import StoreAccess
 from context_compiler.middleware.summary_calls import ask
+from context_compiler.middleware.windows import Served
 from context_compiler.record.sessions import claim_compile, renew_claim
 from context_compiler.resilience import Breaker, Report, try_await
 from context_compiler.tokens import TokenCounter
@@ -54,6 +56,9 @@ BAD = 2
 
 SESSIONS_KEPT = 1_000
 """Maximum number of conversations whose bad summaries are counted."""
+
+MODELS_KEPT = 256
+"""Maximum number of models whose failures are counted."""
 
 WAIT = 0.5
 """Fraction of the time limit spent waiting for another process; the rest is for our own call."""
@@ -216,8 +221,10 @@ class Summaries:
         self._arguments, limit = arguments, arguments.spend_limit()
         self._spending = None if limit is None else Spending(limit.amount, counter, report)
         self._counter, self._report = counter, report
-        self._faults: Memo[Conversation, Breaker] = Memo(SESSIONS_KEPT)
-        self._breaker = Breaker()
+        self._failures: Memo[Served | str, Breaker] = Memo(MODELS_KEPT)
+        """Failed calls in a row, by model."""
+        self._faults: Memo[tuple[Conversation, Served | str], Breaker] = Memo(SESSIONS_KEPT)
+        """Bad summaries in a row, by conversation and model."""
         self._remembered: Memo[str, SummaryResponse] = Memo(ANSWERS)
         """Answers until they are recorded, or for good if the record may not store them."""
         self._announcements: dict[asyncio.Task[None], asyncio.Future[Any]] = {}
@@ -351,27 +358,30 @@ class Summaries:
                 await _renew(*claim, RECORDING_S if useful else 0.0)
 
     async def _call_model(self, call: SummaryCall, timeout: float) -> SummaryResponse:
-        alias, faults = model_alias(call.writer), self._faults.get_or_make(call.place, lambda: Breaker(limit=BAD))
-        if self._breaker.open or faults.open:
-            why = "it failed too often" if self._breaker.open else "its summaries of this conversation are unusable"
+        alias, writer = model_alias(call.writer), call.writer
+        model = writer if isinstance(writer, str) else Served.by(writer)
+        failures = self._failures.get_or_make(model, Breaker)
+        faults = self._faults.get_or_make((call.place, model), lambda: Breaker(limit=BAD))
+        if failures.open or faults.open:
+            why = "it failed too often" if failures.open else "its summaries of this conversation are unusable"
             return SummaryResponse(text="", refused=f"{alias} is not asked for a while: {why}")
-        asking = ask(call.prompts, call.writer, timeout=timeout, cap=call.cap, counter=self._counter)
+        asking = ask(call.prompts, writer, timeout=timeout, cap=call.cap, counter=self._counter)
         outcome = await try_await(asking)
         if outcome.value is None:
-            return await self._count_failure(_failure(outcome.error, alias), alias)
+            failures.failed()
+            return await self._with_quotes_if_late(_failure(outcome.error, alias))
         answer = outcome.value
         if answer.fault is not None and not answer.done:
             await self._count_fault(faults, alias, answer.fault)
             return answer
-        self._breaker.succeeded()
+        failures.succeeded()
         faults.succeeded()
         if answer.text and answer.fault is None:
             self._remembered.keep(call.key, replace(answer, usage={}, cost=None))
         return answer
 
-    async def _count_failure(self, failed: SummaryResponse, alias: str) -> SummaryResponse:
-        """Count a failed call. If it took too long, quotes take the place of the summary, and no view fails."""
-        self._breaker.failed()
+    async def _with_quotes_if_late(self, failed: SummaryResponse) -> SummaryResponse:
+        """The response for a failed call. If it took too long, quotes take the summary's place, and no view fails."""
         failure = failed.failure or {}
         if failure.get("phase") != "timeout":
             return failed
@@ -381,7 +391,6 @@ class Summaries:
     async def _count_fault(self, faults: Breaker, alias: str, fault: str) -> None:
         """Count a bad answer; report once that the model is not asked for a while."""
         faults.failed()
-        self._breaker.failed()
         if faults.failures == BAD:
             advice = f'summaries of {alias} are unusable ({fault}): passages are quoted; model="none" asks no model'
             await self._report(CompileError(advice, model=alias, phase="answer"))

@@ -7,6 +7,7 @@ restart and is shared between processes; without a record it is kept in memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -18,6 +19,7 @@ from context_compiler.errors import BudgetError
 from context_compiler.messages.printable import safe_line
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.request import Conversation
+from context_compiler.middleware.store_access import limited
 from context_compiler.middleware.summary_calls import answer_room
 from context_compiler.record.costs import compile_cost
 from context_compiler.resilience import Report
@@ -57,6 +59,7 @@ class Spending:
         """Limit each session to `limit` US dollars; count prompts with `counter`, and `report` once per session."""
         self._limit, self._counter, self._report = limit, counter, report
         self._spent: Memo[Conversation, Decimal] = Memo(SESSIONS)
+        """Recorded sums with the costs of this process since then, whose rows may not be on the record yet."""
         self._recorded: Memo[Conversation, Decimal] = Memo(SESSIONS)
         """Sums on the record when it was last read."""
         self._under_way: dict[Conversation, Decimal] = {}
@@ -93,10 +96,14 @@ class Spending:
 
     async def _sum(self, call: SummaryCall) -> Decimal:
         """US dollars spent on the compiles of a session, including those in progress; unknown prices are left out."""
-        key, rows = call.place, await call.archive.compiles(call.session)
-        recorded = sum((cost for row in rows or () if (cost := compile_cost(row)) is not None), Decimal(0))
+        key = call.place
+        known = self._recorded.get(key)
+        with limited(None) if known is None else nullcontext():  # the first sum is waited for, as nothing replaces it
+            rows = await call.archive.compiles(call.session)
+        recorded = known or Decimal(0)
         if rows is not None:
-            if recorded < (self._recorded.get(key) or 0):  # the session was deleted or pruned: start again
+            recorded = sum((cost for row in rows if (cost := compile_cost(row)) is not None), Decimal(0))
+            if recorded < (known or 0):  # the session was deleted or pruned: start again
                 self._spent.keep(key, recorded)
                 self._reported.take(key)
             self._recorded.keep(key, recorded)
@@ -110,7 +117,8 @@ class Spending:
         usage = response.usage if response is not None else {}
         cost = cost_of(model_alias(writer), usage, provider_of(writer)) if usage else Decimal(0)
         if cost is None or cost:
-            self._spent.keep(key, (self._spent.get(key) or Decimal(0)) + (held if cost is None else cost))
+            before = max(self._spent.get(key) or Decimal(0), self._recorded.get(key) or Decimal(0))
+            self._spent.keep(key, before + (held if cost is None else cost))
 
 
 def provider_of(writer: Model | str) -> str | None:

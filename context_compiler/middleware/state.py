@@ -29,6 +29,7 @@ from context_compiler.messages.rules import Found, Rule, find_rules
 from context_compiler.messages.shapes import WHOLE, Shape, shortens_prompt
 from context_compiler.messages.turns import Outline, Pairing, outline, pair, prompt_at, turn_index
 from context_compiler.middleware.arguments import SHIPPED, Arguments
+from context_compiler.middleware.off_loop import in_thread
 from context_compiler.middleware.request import Conversation, Host, Request, is_long
 from context_compiler.middleware.summary_calls import answer_room
 from context_compiler.record.database import Moment
@@ -480,7 +481,7 @@ async def read_history(reader: Reader, run: Run, messages: Sequence[ModelMessage
         with run.limit.applied():
             return reader.read(messages, last=run.raw)
 
-    history = read() if short else await asyncio.to_thread(read)
+    history = read() if short else await in_thread(read)
     run.raw = history  # the beginning that it shares with the next one is not read again
     return history
 

@@ -13,6 +13,8 @@ from ipaddress import ip_address
 from typing import Any, cast
 from urllib.parse import SplitResult, quote, urlsplit
 
+from pydantic_ai.models import Model
+
 from context_compiler.cache import Memo
 from context_compiler.resilience import attempt, try_await
 
@@ -35,6 +37,11 @@ class Served:
 
     base_url: str
     model: str
+
+    @classmethod
+    def by(cls, model: Model) -> Served:
+        """The key of a model of the host."""
+        return cls(attempt(lambda: str(model.base_url or "")).value or "", model.model_name)
 
 
 class Windows:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from pydantic_ai.exceptions import ModelHTTPError, UnexpectedModelBehavior
-from pydantic_ai.messages import ModelResponse, TextPart
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from tests.middleware.faulty import BUDGET, Faulty
 from tests.support.agents import NOTES, WAYS, Notes, run
@@ -128,6 +129,59 @@ async def test_a_compiler_that_keeps_failing_is_paused() -> None:
     assert faulty.statuses == ["fallback"] * 3 + ["compiled"] * 3
     row = (await faulty.ours.views())[0].compile
     assert row is not None and "it failed too often" in (row.error or "")
+
+
+class Writer:
+    """A model of runs that also writes their summaries, in the way that it is told."""
+
+    def __init__(self, name: str, summary: str | Exception) -> None:
+        self.summary, self.asked = summary, 0
+        self.model = FunctionModel(self._answer, model_name=name)
+
+    async def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        if not info.instructions:  # a request of the run, whose agent has none
+            return ModelResponse(parts=[TextPart("done")])
+        self.asked += 1
+        if isinstance(self.summary, Exception):
+            raise self.summary
+        return ModelResponse(parts=[TextPart(self.summary)])
+
+
+async def ask_about(faulty: Faulty, name: str, **options: Any) -> None:
+    """A request of a long conversation of this name."""
+    opening = [user(f"beginning {name}"), ModelResponse(parts=[TextPart("yes")])]
+    await faulty.ask(message_history=[*opening, *faulty.history], conversation_id=name, **options)
+
+
+async def test_a_model_that_keeps_failing_pauses_no_other_model() -> None:
+    faulty, expired, healthy = Faulty(model=None), Writer("expired", ValueError("key")), Writer("healthy", NOTES)
+    for number in range(3):
+        await ask_about(faulty, f"expired {number}", model=expired.model)
+    for number in range(2):
+        await ask_about(faulty, f"healthy {number}", model=healthy.model)
+        await ask_about(faulty, f"paused {number}", model=expired.model)
+    assert (expired.asked, healthy.asked) == (3, 2)
+    assert faulty.statuses == ["fallback"] * 3 + ["compiled"] * 4
+    summaries = [record.compile for record in await faulty.ours.views() if record.compile is not None]
+    refused = [row.error for row in summaries if row.status.startswith("refused")]
+    assert refused == ["expired is not asked for a while: it failed too often"] * 2
+
+
+async def test_bad_summaries_pause_the_model_for_their_conversation_alone() -> None:
+    faulty = Faulty(notes := Notes(lambda number: "" if number <= 4 else NOTES))
+    for number in range(6):
+        await ask_about(faulty, f"talk {number}")
+    assert notes.asked == 6 and not faulty.errors
+    assert ["Goal" in view.summary for view in faulty.views[-2:]] == [True, True]
+
+
+async def test_bad_summaries_of_a_conversation_pause_no_other_model_for_it() -> None:
+    faulty, bad, good = Faulty(model=None, every_turn=True), Writer("bad", ""), Writer("good", NOTES)
+    for number in range(5):
+        model = good.model if number == 4 else bad.model
+        await faulty.ask(prose(number, 60), message_history=faulty.history, conversation_id="talk", model=model)
+        faulty.history = faulty.done.messages
+    assert (bad.asked, good.asked) == (2, 1) and "Goal" in faulty.views[-1].summary
 
 
 @pytest.mark.parametrize("when", [0.02, 0.1])

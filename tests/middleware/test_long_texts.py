@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -125,6 +126,79 @@ async def test_off_the_loop_a_model_writes_the_summary_in_the_loop_of_the_run() 
     await faulty.ask(message_history=long_history(140, tools_per_turn=0, words=150))
     assert faulty.statuses == ["compiled"] and not faulty.errors
     assert loops and set(loops) == {asyncio.get_running_loop()}
+
+
+async def test_off_the_loop_a_compile_leaves_the_threads_of_the_loop_free() -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    notes = Notes()
+    notes.hold()
+    faulty = Faulty(notes)
+    task = asyncio.create_task(faulty.ask(message_history=long_history(140, tools_per_turn=0, words=150)))
+    while not notes.prompts:
+        await asyncio.sleep(0.01)
+    async with asyncio.timeout(10):
+        assert await asyncio.to_thread(threading.get_ident) != threading.get_ident()
+    notes.release()
+    await task
+    assert faulty.statuses == ["compiled"] and not faulty.errors
+
+
+async def test_a_long_history_that_is_only_recorded_is_read_beside_the_threads_of_the_loop() -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1, thread_name_prefix="loop"))
+    threads = set[str]()
+
+    def count(text: str) -> int:
+        threads.add(threading.current_thread().name)
+        return len(text) // 4
+
+    ours = compiler(counter=count).recorder()
+    history = long_history(140, tools_per_turn=0, words=150)
+    await Agent(Talker("done").model, capabilities=[ours]).run("and now?", message_history=history)
+    assert len(await ours.views()) == 1 and threads
+    assert not [name for name in threads if name.startswith("loop")]
+
+
+def test_a_loop_ends_before_the_thread_of_a_cancelled_run_that_still_counts() -> None:
+    began, ends = threading.Event(), threading.Event()
+
+    def count(text: str) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            began.set()
+            ends.wait(60)
+        return len(text) // 4
+
+    async def cancelled() -> None:
+        faulty = Faulty(Notes(), counter=count)
+        task = asyncio.create_task(faulty.ask(message_history=long_history(140, tools_per_turn=0, words=150)))
+        while not began.is_set():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait({task})
+
+    latest = threading.Timer(5, ends.set)
+    latest.start()
+    asyncio.run(cancelled())
+    latest.cancel()
+    assert not ends.is_set()
+    ends.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("context-compiler"):
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("error", [NotImplementedError, RuntimeError])
+async def test_a_long_history_is_compiled_on_the_loop_if_no_thread_can_be_started(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*work: Any) -> Any:
+        raise error("no threads")
+
+    faulty = Faulty(Notes())
+    await faulty.ask("hello", message_history=[])
+    monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", fail)
+    await faulty.ask(message_history=long_history(140, tools_per_turn=0, words=150))
+    assert faulty.statuses[-1] == "compiled" and not faulty.errors
 
 
 async def test_off_the_loop_a_failure_fails_no_run() -> None:

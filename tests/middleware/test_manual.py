@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
@@ -24,13 +25,21 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from benchmarks.campaign.strict import refusals
-from context_compiler import ContextCompiler, SQLiteStore, Template, build_compiling_history_processor
+from context_compiler import (
+    ContextCompiler,
+    Money,
+    SQLiteStore,
+    Template,
+    View,
+    build_compiling_history_processor,
+)
 from context_compiler.errors import SettingsError, StoreError, TemplateError
 from context_compiler.messages.history import reader_of
 from context_compiler.middleware.manual import CompileResult
 from context_compiler.tokens import as_counter
 from tests.middleware.chatting import Chat, look
-from tests.support.agents import Notes, Talker
+from tests.middleware.test_other_tokenizers import Provided
+from tests.support.agents import Notes, Talker, compiler
 from tests.support.histories import prose
 
 GOOD = "- **Goal**: the tickets 47110815 and 4712 stay open until Maria agrees."
@@ -111,6 +120,28 @@ async def test_a_compile_survives_a_restart_and_is_made_by_another_process(tmp_p
     made = (await second.ours.views("talk"))[0].compile
     assert made is not None and made.raw_output == GOOD and made.input_payload is not None
     assert await SQLiteStore(tmp_path / "r.db").chain(str(made.input_payload["raw_tip"]))
+
+
+@pytest.mark.parametrize("budget", [0.5, Money("0.06"), None, 20_000], ids=str)
+async def test_another_process_uses_budget_and_ratio_of_the_last_request(tmp_path: Path, budget: Any) -> None:
+    views = list[View]()
+    options: dict[str, Any] = {"store": tmp_path / "r.db", "budget": budget, "recall": 0}
+    ours, elsewhere = compiler(on_view=views.append, **options), compiler(**options)
+    profile = {"context_window": 40_000}
+    agent = Agent(Provided(views, "claude-sonnet-4-5", "anthropic", 1.5, profile=profile), capabilities=[ours])
+    messages: list[ModelMessage] = []
+    for prompt in (prose(70, 4_500), *prompts(6)):
+        messages = (await agent.run(prompt, message_history=messages, conversation_id="talk")).all_messages()
+    record = views[-1].record
+    assert record is not None and record.budget == views[-1].budget and record.ratio > 1.4
+    here, there = [await each.preview("talk", start="turn 3") for each in (ours, elsewhere)]
+    assert (there.before, there.after) == pytest.approx((here.before, here.after), rel=0.002)
+    shares: list[list[int]] = []
+    for each in (ours, elsewhere):
+        with pytest.raises(SettingsError, match=f"of a budget of {record.budget:,}") as refused:
+            await each.pin("talk", "turn 1")
+        shares.append([int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", str(refused.value))])
+    assert shares[1] == pytest.approx(shares[0], rel=0.002)
 
 
 async def test_a_focus_is_data_in_the_prompt_and_the_whole_history_is_summarised_again() -> None:

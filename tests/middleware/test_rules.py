@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,35 @@ async def test_a_function_may_give_no_rule_and_one_that_fails_keeps_its_last() -
     await talk.hear("three")
     assert "Be brief." in await talk.hear("four")
     assert len(talk.errors) == 1
+
+
+@pytest.mark.parametrize("way", ["capability", "processor"])
+async def test_an_async_function_that_does_not_answer_in_time_keeps_its_last_rule(way: str) -> None:
+    asked, views, errors = list[str](), list[View](), list[Exception]()
+
+    async def rule(ctx: RunContext[Any]) -> str:
+        asked.append(str(ctx.run_id))
+        if len(asked) > 1:
+            await asyncio.Event().wait()
+        return "Be brief."
+
+    talker = Talker([[("look", {})], [("look", {})], "Done."])
+    options: dict[str, Any] = {"rules": [rule], "timeout": 0.1, "on_view": views.append, "on_error": errors.append}
+    if way == "processor":
+        process = build_compiling_history_processor(store=None, model="none", **options)
+        agent = Agent(talker.model, capabilities=[ProcessHistory(process)])
+    else:
+        agent = Agent(talker.model, capabilities=[compiler(**options)])
+    agent.tool_plain(look)
+    async with asyncio.timeout(20):
+        await agent.run("Look around.")
+    assert [sent.text.count("Be brief.") for sent in talker.sent] == [1, 1, 1] and len(asked) == len(views) == 3
+    assert [str(error) for error in errors] == ["a function in rules= took longer than 0.1 s (timeout)"]
+
+
+def look() -> str:
+    """Look around."""
+    return "A garden."
 
 
 @pytest.mark.parametrize("wrong", ["Be brief.", [""], [3]])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.usage import RequestUsage
 
-from context_compiler import ContextCompiler, Money, SQLiteStore, View
+from context_compiler import ContextCompiler, MemoryStore, Money, Record, SQLiteStore, View
 from context_compiler.errors import BudgetError, SettingsError, StoreError
+from context_compiler.record.values import Compile, Entry
 from tests.support.agents import Talker
 from tests.support.histories import prose
 
@@ -26,10 +29,12 @@ class Priced:
 
     def __init__(self, name: str = MODEL) -> None:
         self.asked = 0
+        self.on_ask = lambda: None
         self.model = FunctionModel(self._answer, model_name=name)
 
     async def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         self.asked += 1
+        self.on_ask()
         usage = RequestUsage(input_tokens=1_000, output_tokens=200)
         return ModelResponse(parts=[TextPart(f"- **Goal**: number {self.asked}.")], usage=usage)
 
@@ -78,6 +83,42 @@ async def test_spending_is_remembered_across_restarts_and_sessions(tmp_path: Pat
     assert "refused" in compiles(views) if record == "full" else views
     await lived(file, again, range(9), [], "another", record=record)
     assert again.asked == notes.asked
+
+
+class Failing(MemoryStore):
+    """A store that has compiles, and then fails in the way that it is told."""
+
+    fails = ""
+
+    async def summaries(self, *given: Any, **wanted: Any) -> list[Compile]:
+        if self.fails == "slow":
+            await asyncio.sleep(0.2)
+        if self.fails == "unreadable":
+            raise StoreError("unreachable")
+        return await super().summaries(*given, **wanted)
+
+    async def save(self, entry: Entry) -> Record:
+        if self.fails == "behind":
+            entry = replace(entry, compile=None, record=replace(entry.record, summary_id=None))
+        return await super().save(entry)
+
+
+@pytest.mark.parametrize("fails", ["unreadable", "behind", "slow"])
+async def test_the_limit_holds_over_a_restart_on_a_record_that_is_unreadable_behind_or_slow(fails: str) -> None:
+    store, first, again = Failing(), Priced(), Priced()
+    history, _, _ = await lived(store, first, range(6), [], every_turn=True)
+
+    def fail_from_now_on() -> None:
+        store.fails = fails
+
+    if fails == "unreadable":
+        again.on_ask = fail_from_now_on
+    else:
+        fail_from_now_on()
+    wanted: dict[str, Any] = {"compile_spend_limit": Money("0.045"), "every_turn": True, "record_timeout": 0.05}
+    await lived(store, again, range(6, 18), history, **wanted)
+    assert first.asked >= 2 and again.asked >= 1
+    assert (first.asked + again.asked) * Decimal("0.006") <= Decimal("0.045")
 
 
 async def test_a_deleted_session_has_no_spending(tmp_path: Path) -> None:
