@@ -68,7 +68,7 @@ class _Sources:
         ranks: Sequence[float] = []
         if candidates:
             scores = ranking.passages(candidates) if ranking else [0.0] * len(candidates)
-            ranked, _ = mark_changes(history, outline, [*zip(candidates, scores, strict=True)], counter)
+            ranked = mark_changes(history, outline, [*zip(candidates, scores, strict=True)], counter)
             candidates = [candidate for candidate, _ in ranked]
             ranks = [score for _, score in ranked] if question else []
         return cls(
@@ -297,7 +297,7 @@ def _own_note(selection: Selection, room: int) -> str:
     values, _ = fit_sections(sections, rules=template.sections, room=None, counter=counter)
     candidates = passages(history, outline, selection.out, counter) if "recent_turns" in wanted else ()
     unranked = [(passage, 0.0) for passage in candidates]
-    ranked, _ = mark_changes(history, outline, unranked, counter)
+    ranked = mark_changes(history, outline, unranked, counter)
     current = Candidates([passage for passage, _ in ranked])
     gone = set(selection.out)
     left_out = sum(turn.start in gone for turn in outline.turns)

@@ -143,7 +143,7 @@ class _Search:
             pool = _relevant_in_tool_work(pool, Relevance(self._index, self._question, floor=0))
         if not pool or room < MIN_BLOCK:
             return _write((), room, self._counter, first=first)
-        pool, _ = mark_changes(
+        pool = mark_changes(
             self._history,
             self._plan.outline,
             spread(pool, lambda pair: pair[0].turn) if wide else pool,

@@ -194,7 +194,7 @@ class Recall(AbstractCapability[Any]):
         ranked = ranked or [0.0] * len(candidates)
         if self._likeness is not None:
             ranked = await self._likeness.fused(query, candidates, ranked)
-        marked, newer = mark_changes(
+        marked = mark_changes(
             history,
             turns,
             [*zip(candidates, ranked, strict=True)],
@@ -204,11 +204,9 @@ class Recall(AbstractCapability[Any]):
         )
         marked.sort(key=lambda pair: pair[0].place)
         quotation = Quotation([passage for passage, _ in marked], self.tokens - FRAME, numbered=True)
-        places = {passage.place: position for position, (passage, _) in enumerate(marked)}
-        after = {places[old]: places[new] for old, new in newer.items()}
         for number in sorted(range(len(marked)), key=lambda number: -marked[number][1]):
             if marked[number][1] > 0:
-                take_beside(quotation, number, after)
+                take_beside(quotation, number, {})
         return quotation.passages
 
 

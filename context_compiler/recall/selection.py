@@ -412,7 +412,7 @@ def mark_changes(
     *,
     until: int | None = None,
     quote: Callable[[int], Iterable[Passage]] = lambda _: (),
-) -> tuple[list[tuple[Passage, float]], dict[Place, Place]]:
+) -> list[tuple[Passage, float]]:
     """Mark passages that a later message revises, and add the passages that revise them.
 
     A revising passage gets at least the score of the passage that it revises, and precedes it in the list.
@@ -424,13 +424,10 @@ def mark_changes(
         counter: Prices the marks.
         until: Position of the prompt that asks; later revisions are ignored. None for the end of the history.
         quote: Returns the passages of a message that may be added; by default none.
-
-    Returns:
-        The passages with their scores, and the place of one revising passage by the place of the revised one.
     """
     changes, until = changes_of(history), len(history) if until is None else until
     if not any(other.position in changes.later for other, _ in ranked):
-        return [*ranked], {}
+        return [*ranked]
     marked: dict[Place, tuple[Passage, float]] = {}
     waiting, known = [*ranked], {passage.place for passage, _ in ranked}
     for passage, score in waiting:
@@ -456,7 +453,7 @@ def mark_changes(
                     waiting.append((other, score))
         if passage.place not in marked or own:
             marked[passage.place] = passage, max(score, marked.get(passage.place, (passage, score))[1])
-    return [*marked.values()], {place: passage.beside[-1] for place, (passage, _) in marked.items() if passage.beside}
+    return [*marked.values()]
 
 
 def _revising(

@@ -169,7 +169,7 @@ def quotation_of_the_first(room: int, *texts: str) -> str:
     turns = outline(history, pair(history))
     ranked = [(passage, 1.0) for passage in passages(history, turns, [0], counter)]
     quote = partial(passages, history, turns, counter=counter)
-    marked, _ = mark_changes(history, turns, ranked, counter, quote=lambda position: quote([position]))
+    marked = mark_changes(history, turns, ranked, counter, quote=lambda position: quote([position]))
     chosen = Candidates([passage for passage, _ in marked], [score for _, score in marked]).choose(room)
     return write_quotation(chosen)
 
