@@ -37,6 +37,17 @@ async def test_a_copy_is_removed_when_the_conversation_returns_to_the_shared_par
     assert await store.verify() == ()
 
 
+async def test_deleting_a_conversation_leaves_no_copy_that_a_later_one_replaced(store: Store):
+    ours, theirs, latest = (Talk(*"abcd", when=NOW + timedelta(hours=hours)) for hours in range(3))
+    await store.save(request(ours, session_id="ours"))
+    before = [row async for row in store.export()]
+    for history in (theirs, Talk("another beginning"), latest, Talk("another beginning"), ours):
+        await store.archive("theirs", "", history)
+        assert await store.transcript("theirs") == history.bodies
+    await store.delete("theirs")
+    assert [row async for row in store.export()] == before
+
+
 async def test_a_cycle_configuration_finds_only_its_own_cycles(store: Store):
     raw = Talk(*"abcdef")
     await store.save(request(raw, cycle=cycle(raw.ids[2], "wide", "wide")))

@@ -79,6 +79,61 @@ async def test_messages_that_many_conversations_share_go_with_the_last_of_them(s
     assert await rows(store) == []
 
 
+async def test_deleting_a_conversation_leaves_no_branch_that_it_had_left(store: Store):
+    asked = Talk("a question")
+    await store.save(request(asked))
+    for answer in ("a secret answer", "another answer"):
+        await store.archive("s", "", asked.then(answer))
+    assert await store.delete("s") == 1
+    assert await rows(store) == []
+
+
+async def test_deleting_a_conversation_without_requests_leaves_no_history_that_it_had_left(store: Store):
+    for history in (talk(9), talk(2).then("another answer"), Talk("another beginning", "and more"), Talk("a third")):
+        await store.archive("s", "", history)
+    await store.archive("other", "", talk(4))
+    assert await store.delete("s") == 0
+    assert [row["table"] async for row in store.export()].count("nodes") == len(talk(4).ids)
+    assert await store.transcript("other") == talk(4).bodies
+    assert await store.delete("other") == 0
+    assert await rows(store) == []
+
+
+async def test_deleting_a_conversation_leaves_no_long_branch_that_it_had_left(store: Store):
+    await store.save(request(talk(2)))
+    for history in (talk(9), talk(2).then("another answer")):
+        await store.archive("s", "", history)
+    assert await store.delete("s") == 1
+    assert await rows(store) == []
+
+
+async def test_deleting_a_conversation_keeps_the_branch_in_which_another_goes_on(store: Store):
+    asked = talk(2)
+    left = asked.then("an answer", "and more", "and again")
+    await store.save(request(asked))
+    await store.archive("s", "", left)
+    await store.archive("fork", "", left)
+    await store.archive("s", "", asked.then("another answer"))
+    await store.delete("s")
+    assert await store.transcript("fork") == left.bodies
+    assert [row["table"] async for row in store.export()].count("nodes") == len(left.ids)
+    await store.delete("fork")
+    assert await rows(store) == []
+
+
+async def test_deleting_a_conversation_leaves_no_state_that_a_later_one_replaced(store: Store):
+    raw = talk(2)
+    for index, state in enumerate("ABC"):
+        await store.save(request(raw, request_index=index, cycle=cycle(raw.tip, state)))
+    await store.save(request(raw, session_id="other", cycle=cycle(raw.tip, "A")))
+    await store.delete("s")
+    assert await store.find_cycle(raw.ids, "c") == cycle(raw.tip, "A")
+    contents = [row["body"] async for row in store.export() if row["table"] == "contents"]
+    assert "A" in contents and "B" not in contents and "C" not in contents
+    await store.delete("other")
+    assert await rows(store) == []
+
+
 async def test_messages_that_only_a_view_needs_are_kept(store: Store):
     view = Talk("a summary", "and", "then")
     await store.save(request(talk(2), view))
