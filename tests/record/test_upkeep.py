@@ -18,7 +18,7 @@ import pytest
 from context_compiler.errors import StoreError
 from context_compiler.record.rows import BrokenReference
 from context_compiler.record.store import SQLiteStore, Store
-from tests.record.entries import Talk, compiled, cycle, days_ago, request, talk
+from tests.record.entries import Talk, ask, compiled, cycle, days_ago, request, talk
 from tests.support.postgres import Cluster
 
 
@@ -284,6 +284,23 @@ async def test_a_deleted_text_is_nowhere_in_the_files(file: SQLiteStore, tmp_pat
     assert b"swordfish" in everything(tmp_path)
     await file.delete("secret")
     assert b"swordfish" not in everything(tmp_path)
+
+
+async def test_a_text_that_others_read_during_its_deletion_is_overwritten_when_any_process_saves(tmp_path: Path):
+    agent = SQLiteStore(tmp_path / "context.db")
+    await agent.save(request(Talk("the password is swordfish"), session_id="secret"))
+    reader = sqlite3.connect(agent.path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM views").fetchone()
+    other = SQLiteStore(agent.path, busy_timeout_ms=10)
+    assert await other.delete("secret") == 1
+    await other.close()
+    reader.close()
+    assert b"swordfish" in everything(tmp_path)
+    await agent.save(request(talk(2)))
+    assert b"swordfish" not in everything(tmp_path)
+    assert ask(agent.path, "SELECT name FROM counters") == [("removals",)]
+    await agent.close()
 
 
 async def test_a_deleted_text_is_not_found_by_searching(file: SQLiteStore):
