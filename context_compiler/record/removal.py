@@ -9,7 +9,8 @@ and compiles alone looks at what these led to. One of requests, which may be mos
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from itertools import pairwise
 from string import hexdigits
@@ -94,6 +95,9 @@ RANGE = "id >= ? AND id < ?"
 """Messages of some owners, by their prefix: one owner of many need not wait until all of theirs are read."""
 
 FOLLOWING = f"SELECT id, parent FROM nodes WHERE {RANGE} AND parent IN (SELECT value FROM json_each(?))"
+IN_ORDER = f"SELECT id, parent FROM nodes WHERE {RANGE} ORDER BY position"
+"""Messages of some owners, each after its parent."""
+
 KEPT_MEMORIES = """
 WITH RECURSIVE kept (id) AS (
     SELECT memory_tip FROM spaces UNION SELECT memory_tip FROM commits
@@ -189,7 +193,8 @@ def _delete(db: Database, doomed: Sequence[int]) -> int:
     nodes, contents = (_referred(db, columns, keys, doomed) for columns in (NODE_COLUMNS, CONTENT_COLUMNS))
     states = _referred(db, STATES, keys, doomed)
     owners = _owners(db, doomed)
-    led = {row["id"] for row in db.execute(ANCESTORS, (_json(nodes),))}
+    led = {row["id"]: row["parent"] for row in db.execute(ANCESTORS, (_json(nodes),))}
+    copied = {name: led[name] for name, copies in _copies(db, led).items() if copies.keys().isdisjoint(doomed)}
     removed = _remove(db, "views", "session", doomed)
     _remove_sessions(db, doomed)
     for row in db.execute(f"{KEPT_ENTRIES} SELECT node, content {UNUSED_ENTRIES}").fetchall():
@@ -198,7 +203,9 @@ def _delete(db: Database, doomed: Sequence[int]) -> int:
     contents.update(row[0] for row in db.execute(f"{KEPT_MEMORIES} SELECT content {UNUSED_MEMORIES}").fetchall())
     db.execute(f"{KEPT_ENTRIES} DELETE {UNUSED_ENTRIES}")
     db.execute(f"{KEPT_MEMORIES} DELETE {UNUSED_MEMORIES}")
-    left = _unused_after(db, led) if removed else None
+    if copied:
+        _pass_on(db, copied)
+    left = _unused_after(db, led.keys()) if removed else None
     for owner in owners if left is None else ():
         nodes |= _unused(db, "nodes", "id", (("nodes", "parent"), *NODE_COLUMNS), owner)
     db.clean_indexes(_remove_messages(db, nodes | (left or set()), contents))
@@ -212,13 +219,54 @@ def _delete(db: Database, doomed: Sequence[int]) -> int:
     return removed
 
 
+def _pass_on(db: Database, copied: Mapping[str, str | None]) -> None:
+    """Store a copy in place of each of these and later messages that every remaining session reads from a copy."""
+    parents = dict(copied)
+    for row in db.scan(IN_ORDER, _range(copied)):
+        if row["parent"] in parents:
+            parents[row["id"]] = row["parent"]
+    readers = _readers(db, parents)
+    query = "SELECT node FROM entries WHERE content IS NULL AND node IN (SELECT value FROM json_each(?))"
+    logged = {row[0] for row in db.execute(query, (_json(parents),))}
+    for name, copies in _copies(db, parents).items():
+        if name not in logged and readers[name] and readers[name] <= copies.keys():
+            content = copies[min(readers[name])]
+            db.execute("UPDATE nodes SET content = ? WHERE id = ?", (content, name))
+            db.execute("DELETE FROM copies WHERE node = ? AND content = ?", (name, content))
+
+
+def _copies(db: Database, names: Iterable[str]) -> dict[str, dict[int, str]]:
+    """Contents of the copies of messages, by message and by session."""
+    query = "SELECT node, session, content FROM copies WHERE node IN (SELECT value FROM json_each(?))"
+    copies = defaultdict[str, dict[int, str]](dict)
+    for name, session, content in db.execute(query, (_json(names),)):
+        copies[name][session] = content
+    return copies
+
+
+def _readers(db: Database, parents: Mapping[str, str | None]) -> dict[str, set[int]]:
+    """Sessions that lead to each of some messages, which have all later messages with them."""
+    readers, names = defaultdict[str, set[int]](set), _json(parents)
+    for table, column in NODE_COLUMNS:
+        if table == "entries":
+            continue  # an entry leads to no other message
+        key = "id" if table == "sessions" else "session"
+        query = f"SELECT DISTINCT {column}, {key} FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))"
+        for tip, session in db.execute(query, (names,)):
+            name: str | None = tip
+            while name is not None and name in parents and session not in readers[name]:
+                readers[name].add(session)
+                name = parents[name]
+    return readers
+
+
 def _owners(db: Database, sessions: Sequence[int]) -> list[str]:
     """Owners of some sessions."""
     query = "SELECT DISTINCT owner FROM sessions WHERE id IN (SELECT value FROM json_each(?))"
     return [row[0] for row in db.execute(query, (_json(sessions),))]
 
 
-def _unused_after(db: Database, led: set[str]) -> set[str] | None:
+def _unused_after(db: Database, led: Set[str]) -> set[str] | None:
     """Messages after some others that no row refers to; None if there may be more than a few scans can find."""
     known = latest = led
     unused = set[str]()
