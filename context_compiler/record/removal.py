@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from string import hexdigits
@@ -193,8 +193,7 @@ def _delete(db: Database, doomed: Sequence[int]) -> int:
     nodes, contents = (_referred(db, columns, keys, doomed) for columns in (NODE_COLUMNS, CONTENT_COLUMNS))
     states = _referred(db, STATES, keys, doomed)
     owners = _owners(db, doomed)
-    led = {row["id"]: row["parent"] for row in db.execute(ANCESTORS, (_json(nodes),))}
-    copied = {name: led[name] for name, copies in _copies(db, led).items() if copies.keys().isdisjoint(doomed)}
+    copied = _copied(db, nodes, doomed)
     removed = _remove(db, "views", "session", doomed)
     _remove_sessions(db, doomed)
     for row in db.execute(f"{KEPT_ENTRIES} SELECT node, content {UNUSED_ENTRIES}").fetchall():
@@ -205,10 +204,11 @@ def _delete(db: Database, doomed: Sequence[int]) -> int:
     db.execute(f"{KEPT_MEMORIES} DELETE {UNUSED_MEMORIES}")
     if copied:
         _pass_on(db, copied)
-    left = _unused_after(db, led.keys()) if removed else None
-    for owner in owners if left is None else ():
-        nodes |= _unused(db, "nodes", "id", (("nodes", "parent"), *NODE_COLUMNS), owner)
-    db.clean_indexes(_remove_messages(db, nodes | (left or set()), contents))
+    led = {row["id"] for row in db.execute(ANCESTORS, (_json(nodes),))}
+    left, followed = _unused_after(db, led) if removed else (set[str](), None)
+    for owner in owners if followed is None else ():
+        left |= _unused(db, "nodes", "id", (("nodes", "parent"), *NODE_COLUMNS), owner)
+    db.clean_indexes(_remove_messages(db, nodes | left, contents, followed))
     db.execute("DELETE FROM claims")
     if states or _in_use(db, (("nodes", "id"),), led):  # there may be contents that were replaced
         for owner in owners:
@@ -217,6 +217,12 @@ def _delete(db: Database, doomed: Sequence[int]) -> int:
         _remove(db, "contents", "hash", contents - _in_use(db, CONTENT_COLUMNS, contents))
     rows.note_removal(db)
     return removed
+
+
+def _copied(db: Database, tips: set[str], doomed: Sequence[int]) -> dict[str, str | None]:
+    """Those of some messages and their ancestors of which only other sessions have copies, with their parents."""
+    led = {row["id"]: row["parent"] for row in db.execute(ANCESTORS, (_json(tips),))}
+    return {name: led[name] for name, copies in _copies(db, led).items() if copies.keys().isdisjoint(doomed)}
 
 
 def _pass_on(db: Database, copied: Mapping[str, str | None]) -> None:
@@ -266,46 +272,55 @@ def _owners(db: Database, sessions: Sequence[int]) -> list[str]:
     return [row[0] for row in db.execute(query, (_json(sessions),))]
 
 
-def _unused_after(db: Database, led: Set[str]) -> set[str] | None:
-    """Messages after some others that no row refers to; None if there may be more than a few scans can find."""
-    known = latest = led
-    unused = set[str]()
+def _unused_after(db: Database, led: set[str]) -> tuple[set[str], set[str] | None]:
+    """Messages after some others that no row refers to, and those of all these that others follow.
+
+    The latter are None if there may be more than a few scans can find.
+    """
+    unused, followed, latest = set[str](), set[str](), led
     for _ in range(STEPS):
-        following = db.execute(FOLLOWING, (*_range(latest), _json(latest)))
-        new = {row["id"] for row in following} - known
-        latest = new - _in_use(db, NODE_COLUMNS, new)
+        rows_after = db.execute(FOLLOWING, (*_range(latest), _json(latest)))
+        parents = {row["id"]: row["parent"] for row in rows_after if row["id"] not in led}
+        used = _in_use(db, NODE_COLUMNS, parents)
+        followed.update(parents[name] for name in used)
+        latest = parents.keys() - used
         if not latest:
-            return unused
-        known, unused = known | new, unused | latest
-    return None
+            return unused, followed
+        unused |= latest
+    return unused, None
 
 
 def _unused(db: Database, table: str, key: str, columns: Iterable[tuple[str, str]], owner: str) -> set[str]:
     """Names of an owner's rows of a table that are in none of these columns; of every owner if the name is damaged."""
     own = rows.prefix(owner) if rows.is_text(owner) else ""
-    unused = set[str]().union(*_names(db, table, key, own))
+    unused = set(_names(db, table, key, own))
     for column in columns:
-        unused.difference_update(*_names(db, *column, own))
+        unused.difference_update(_names(db, *column, own))
     return {name for name in unused if rows.prefix_of(name) == own or not rows.is_text(owner)}
 
 
-def _names(db: Database, table: str, column: str, prefix: str) -> Iterator[list[str]]:
-    """Yield the names in a column that begin with a prefix, many in one row, because each row takes time to read."""
+def _names(db: Database, table: str, column: str, prefix: str) -> Iterator[str]:
+    """Yield the names in a column that begin with a prefix; read many in one row, because each row takes time."""
     key = PARTS.get(table, column)
     bounds = [prefix + start for start in STARTS] if table in PARTS else [prefix, prefix + LAST]
     query = f"SELECT json_group_array({column}) FROM {table} WHERE {key} >= ? AND {key} < ? AND {column} NOT NULL"
     for limits in pairwise(bounds):
-        yield json.loads(db.execute(query, limits).fetchone()[0] or "[]")
+        yield from json.loads(db.execute(query, limits).fetchone()[0] or "[]")
 
 
-def _remove_messages(db: Database, tips: set[str], contents: set[str]) -> list[str]:
-    """Remove the unused ones of messages and their ancestors, add their contents to a set; return their names."""
+def _remove_messages(db: Database, tips: set[str], contents: set[str], followed: set[str] | None = None) -> list[str]:
+    """Remove the unused ones of messages and their ancestors, add their contents to a set; return their names.
+
+    `followed` are those of them that other messages follow, if they are known.
+    """
     led = {row["id"]: row for row in db.execute(ANCESTORS, (_json(tips),))}
     contents.update(name for row in led.values() for name in (row["content"], row["instructions"]))
     contents.discard(None)
     kept = _in_use(db, NODE_COLUMNS, led)
-    following = db.execute(FOLLOWING, (*_range(led), _json(led)))
-    kept.update(row["parent"] for row in following if row["id"] not in led)
+    if followed is None:
+        following = db.execute(FOLLOWING, (*_range(led), _json(led)))
+        followed = {row["parent"] for row in following if row["id"] not in led}
+    kept |= followed
     for name in list(kept):
         while name in led and (name := led[name]["parent"]) is not None and name not in kept:
             kept.add(name)
