@@ -196,8 +196,7 @@ class SessionStorage:
         mine = next((info for info in infos if info.vault_name == self._vault), None)
         if mine is None or mine.raw_tip is None:
             return []
-        alone = len(infos) == 1
-        bodies = await (self.store.transcript(self.session) if alone else self.store.chain(mine.raw_tip))
+        bodies = await self.store.transcript(self.session, self._vault)
         return await asyncio.to_thread(load_messages, bodies)
 
     async def read(self) -> History:

@@ -122,4 +122,4 @@ async def recorded_messages(store: SQLStore, record: Record, *, raw: bool) -> li
             f"{store.place}: view {record.id} was recorded without its messages ({one_line(record.status, 120)}); "
             "only its metadata can be listed"
         )
-    return await store.scoped(record.owner).chain(tip)
+    return await store.scoped(record.owner).chain(tip, record.session_id, record.vault_name)

@@ -66,9 +66,18 @@ def find_cycle(db: Database, tips: Sequence[str], config: str) -> Cycle | None:
     return Cycle(tip=row["raw_tip"], config=config, state=rows.to_text(rows.unpack(row["body"])))
 
 
-def chain(db: Database, tip: str) -> list[bytes]:
-    """Message bodies of the chain that ends at `tip`, oldest first; StoreError if it is unknown or broken."""
-    return read_chain(db, stored_name(db, tip))
+def chain(db: Database, tip: str, session_id: str | None = None, vault_name: str = "") -> list[bytes]:
+    """Message bodies of the chain that ends at `tip`, oldest first; StoreError if it is unknown or broken.
+
+    With `session_id`, a message of which that conversation has its own copy is read from the copy.
+    """
+    if session_id is None:
+        return read_chain(db, stored_name(db, tip))
+    key = (rows.escape_surrogates(session_id), rows.escape_surrogates(vault_name), db.owner)
+    query = f"SELECT s.id FROM sessions s WHERE s.session_id = ?1 AND s.vault_name = ?2 AND {OWNED.format(3)}"
+    with db.snapshot():
+        row = db.execute(query, key).fetchone()
+        return read_chain(db, stored_name(db, tip), row and row["id"])
 
 
 def read_chain(db: Database, tip: str, session: int | None = None) -> list[bytes]:

@@ -1,17 +1,21 @@
 """Remove conversations and requests, with everything that only they used.
 
 What a remaining request, conversation, compile or cycle refers to stays, with all its ancestors. The rest is deleted,
-overwritten on disk, and removed from the search index. A removal of sessions looks at the messages and contents that
-these sessions led to, and so does one of cycles and compiles alone; one of requests, which may be most of the record,
-looks at all of them.
+overwritten on disk, and removed from the search index. A removal of sessions looks at what these led to, and at what
+they had left without a row that names it: branches of their histories, and contents that others replaced. One of cycles
+and compiles alone looks at what these led to. One of requests, which may be most of the record, looks at everything.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
+from string import hexdigits
 
+from context_compiler import ids
 from context_compiler.record import rows
 from context_compiler.record.conversations import CONVERSATIONS
 from context_compiler.record.database import Database
@@ -28,6 +32,22 @@ NODE_COLUMNS = (*rows.TIPS, *rows.TURN_TIPS, ("entries", "node"))
 
 CONTENT_COLUMNS = tuple((used[0], used[1]) for used in REFERENCES if used[2] == "contents")
 """Columns that keep a content."""
+
+STATES = (("cycles", "state"),)
+"""The column whose values a session replaces, so that no row names the former content.
+
+It replaces its copies too, but has copies only of messages that it shares with others.
+"""
+
+STEPS = 3
+"""Scans for messages after others. A run ends with few messages after those of its last request. But a session may have
+no requests, or be followed by many messages of one that has none; then all messages of the owner are looked at."""
+
+PARTS = {"nodes": "id", "contents": "hash"}
+"""Large tables, which are read in parts, and their keys."""
+
+STARTS = ["", *sorted(kind + digit for kind in ("", ids.CHAIN, *ids.RECORDED) for digit in hexdigits.lower()), LAST]
+"""The first letters with which the parts begin, after the prefix of an owner; the last part ends with the last."""
 
 DROP_NODES = f"""
 WITH RECURSIVE kept (id) AS (
@@ -75,6 +95,9 @@ RANGE = "id >= ? AND id < ?"
 """Messages of some owners, by their prefix: one owner of many need not wait until all of theirs are read."""
 
 FOLLOWING = f"SELECT id, parent FROM nodes WHERE {RANGE} AND parent IN (SELECT value FROM json_each(?))"
+IN_ORDER = f"SELECT id, parent FROM nodes WHERE {RANGE} ORDER BY position"
+"""Messages of some owners, each after its parent."""
+
 KEPT_MEMORIES = """
 WITH RECURSIVE kept (id) AS (
     SELECT memory_tip FROM spaces UNION SELECT memory_tip FROM commits
@@ -165,9 +188,12 @@ def delete_conversation(db: Database, conversation_id: str, expected: str) -> bo
 
 
 def _delete(db: Database, doomed: Sequence[int]) -> int:
-    """Remove sessions, and what only they led to; return the number of requests removed."""
+    """Remove sessions, and what only they used; return the number of requests removed."""
     keys = {"sessions": "id", **dict.fromkeys(SESSION_TABLES, "session")}
     nodes, contents = (_referred(db, columns, keys, doomed) for columns in (NODE_COLUMNS, CONTENT_COLUMNS))
+    states = _referred(db, STATES, keys, doomed)
+    owners = _owners(db, doomed)
+    copied = _copied(db, nodes, doomed)
     removed = _remove(db, "views", "session", doomed)
     _remove_sessions(db, doomed)
     for row in db.execute(f"{KEPT_ENTRIES} SELECT node, content {UNUSED_ENTRIES}").fetchall():
@@ -176,26 +202,125 @@ def _delete(db: Database, doomed: Sequence[int]) -> int:
     contents.update(row[0] for row in db.execute(f"{KEPT_MEMORIES} SELECT content {UNUSED_MEMORIES}").fetchall())
     db.execute(f"{KEPT_ENTRIES} DELETE {UNUSED_ENTRIES}")
     db.execute(f"{KEPT_MEMORIES} DELETE {UNUSED_MEMORIES}")
-    _remove_unused(db, nodes, contents)
+    if copied:
+        _pass_on(db, copied)
+    led = {row["id"] for row in db.execute(ANCESTORS, (_json(nodes),))}
+    left, followed = _unused_after(db, led) if removed else (set[str](), None)
+    for owner in owners if followed is None else ():
+        left |= _unused(db, "nodes", "id", (("nodes", "parent"), *NODE_COLUMNS), owner)
+    db.clean_indexes(_remove_messages(db, nodes | left, contents, followed))
+    db.execute("DELETE FROM claims")
+    if states or _in_use(db, (("nodes", "id"),), led):  # there may be contents that were replaced
+        for owner in owners:
+            _remove(db, "contents", "hash", _unused(db, "contents", "hash", CONTENT_COLUMNS, owner))
+    else:
+        _remove(db, "contents", "hash", contents - _in_use(db, CONTENT_COLUMNS, contents))
     rows.note_removal(db)
     return removed
 
 
-def _remove_unused(db: Database, tips: set[str], contents: set[str]) -> None:
-    """Remove the unused ones of some messages with their ancestors, and of some contents."""
-    db.clean_indexes(_remove_messages(db, tips, contents))
-    db.execute("DELETE FROM claims")
-    _remove(db, "contents", "hash", contents - _in_use(db, CONTENT_COLUMNS, contents))
+def _copied(db: Database, tips: set[str], doomed: Sequence[int]) -> dict[str, str | None]:
+    """Those of some messages and their ancestors of which only other sessions have copies, with their parents."""
+    led = {row["id"]: row["parent"] for row in db.execute(ANCESTORS, (_json(tips),))}
+    return {name: led[name] for name, copies in _copies(db, led).items() if copies.keys().isdisjoint(doomed)}
 
 
-def _remove_messages(db: Database, tips: set[str], contents: set[str]) -> list[str]:
-    """Remove the unused ones of messages and their ancestors, add their contents to a set; return their names."""
+def _pass_on(db: Database, copied: Mapping[str, str | None]) -> None:
+    """Store a copy in place of each of these and later messages that every remaining session reads from a copy."""
+    parents = dict(copied)
+    for row in db.scan(IN_ORDER, _range(copied)):
+        if row["parent"] in parents:
+            parents[row["id"]] = row["parent"]
+    readers = _readers(db, parents)
+    query = "SELECT node FROM entries WHERE content IS NULL AND node IN (SELECT value FROM json_each(?))"
+    logged = {row[0] for row in db.execute(query, (_json(parents),))}
+    for name, copies in _copies(db, parents).items():
+        if name not in logged and readers[name] and readers[name] <= copies.keys():
+            content = copies[min(readers[name])]
+            db.execute("UPDATE nodes SET content = ? WHERE id = ?", (content, name))
+            db.execute("DELETE FROM copies WHERE node = ? AND content = ?", (name, content))
+
+
+def _copies(db: Database, names: Iterable[str]) -> dict[str, dict[int, str]]:
+    """Contents of the copies of messages, by message and by session."""
+    query = "SELECT node, session, content FROM copies WHERE node IN (SELECT value FROM json_each(?))"
+    copies = defaultdict[str, dict[int, str]](dict)
+    for name, session, content in db.execute(query, (_json(names),)):
+        copies[name][session] = content
+    return copies
+
+
+def _readers(db: Database, parents: Mapping[str, str | None]) -> dict[str, set[int]]:
+    """Sessions that lead to each of some messages, which have all later messages with them."""
+    readers, names = defaultdict[str, set[int]](set), _json(parents)
+    for table, column in NODE_COLUMNS:
+        if table == "entries":
+            continue  # an entry leads to no other message
+        key = "id" if table == "sessions" else "session"
+        query = f"SELECT DISTINCT {column}, {key} FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))"
+        for tip, session in db.execute(query, (names,)):
+            name: str | None = tip
+            while name is not None and name in parents and session not in readers[name]:
+                readers[name].add(session)
+                name = parents[name]
+    return readers
+
+
+def _owners(db: Database, sessions: Sequence[int]) -> list[str]:
+    """Owners of some sessions."""
+    query = "SELECT DISTINCT owner FROM sessions WHERE id IN (SELECT value FROM json_each(?))"
+    return [row[0] for row in db.execute(query, (_json(sessions),))]
+
+
+def _unused_after(db: Database, led: set[str]) -> tuple[set[str], set[str] | None]:
+    """Messages after some others that no row refers to, and those of all these that others follow.
+
+    The latter are None if there may be more than a few scans can find.
+    """
+    unused, followed, latest = set[str](), set[str](), led
+    for _ in range(STEPS):
+        rows_after = db.execute(FOLLOWING, (*_range(latest), _json(latest)))
+        parents = {row["id"]: row["parent"] for row in rows_after if row["id"] not in led}
+        used = _in_use(db, NODE_COLUMNS, parents)
+        followed.update(parents[name] for name in used)
+        latest = parents.keys() - used
+        if not latest:
+            return unused, followed
+        unused |= latest
+    return unused, None
+
+
+def _unused(db: Database, table: str, key: str, columns: Iterable[tuple[str, str]], owner: str) -> set[str]:
+    """Names of an owner's rows of a table that are in none of these columns; of every owner if the name is damaged."""
+    own = rows.prefix(owner) if rows.is_text(owner) else ""
+    unused = set(_names(db, table, key, own))
+    for column in columns:
+        unused.difference_update(_names(db, *column, own))
+    return {name for name in unused if rows.prefix_of(name) == own or not rows.is_text(owner)}
+
+
+def _names(db: Database, table: str, column: str, prefix: str) -> Iterator[str]:
+    """Yield the names in a column that begin with a prefix; read many in one row, because each row takes time."""
+    key = PARTS.get(table, column)
+    bounds = [prefix + start for start in STARTS] if table in PARTS else [prefix, prefix + LAST]
+    query = f"SELECT json_group_array({column}) FROM {table} WHERE {key} >= ? AND {key} < ? AND {column} NOT NULL"
+    for limits in pairwise(bounds):
+        yield from json.loads(db.execute(query, limits).fetchone()[0] or "[]")
+
+
+def _remove_messages(db: Database, tips: set[str], contents: set[str], followed: set[str] | None = None) -> list[str]:
+    """Remove the unused ones of messages and their ancestors, add their contents to a set; return their names.
+
+    `followed` are those of them that other messages follow, if they are known.
+    """
     led = {row["id"]: row for row in db.execute(ANCESTORS, (_json(tips),))}
     contents.update(name for row in led.values() for name in (row["content"], row["instructions"]))
     contents.discard(None)
     kept = _in_use(db, NODE_COLUMNS, led)
-    following = db.execute(FOLLOWING, (*_range(led), _json(led)))
-    kept.update(row["parent"] for row in following if row["id"] not in led)
+    if followed is None:
+        following = db.execute(FOLLOWING, (*_range(led), _json(led)))
+        followed = {row["parent"] for row in following if row["id"] not in led}
+    kept |= followed
     for name in list(kept):
         while name in led and (name := led[name]["parent"]) is not None and name not in kept:
             kept.add(name)
@@ -220,7 +345,7 @@ def _referred(
 def _in_use(db: Database, columns: Iterable[tuple[str, str]], names: Iterable[str]) -> set[str]:
     """Those of some names that are in these columns."""
     names, used = list(names), set[str]()
-    for table, column in columns:
+    for table, column in columns if names else ():
         where, limits = (f"{RANGE} AND ", _range(names)) if table == "nodes" else ("", ())
         query = f"SELECT DISTINCT {column} FROM {table} WHERE {where}{column} IN (SELECT value FROM json_each(?))"
         used.update(row[0] for row in db.execute(query, (*limits, _json(names))))
@@ -273,7 +398,9 @@ def _remove_rows(db: Database, table: str, key: str, doomed: Sequence[int]) -> N
     """Remove rows, and the messages and contents that only they used."""
     nodes, contents = (_referred(db, columns, {table: key}, doomed) for columns in (NODE_COLUMNS, CONTENT_COLUMNS))
     _remove(db, table, key, doomed)
-    _remove_unused(db, nodes, contents)
+    db.clean_indexes(_remove_messages(db, nodes, contents))
+    db.execute("DELETE FROM claims")
+    _remove(db, "contents", "hash", contents - _in_use(db, CONTENT_COLUMNS, contents))
 
 
 def _sessions_with_requests(db: Database) -> set[int]:

@@ -106,30 +106,31 @@ def writer_of(db: Database) -> str:
     return owner
 
 
-REMOVED, LOST = "removals", "lost"
+REMOVED, LOST, UNEMPTIED = "removals", "lost", "unemptied"
 """Names of counters."""
 
 
-def _count(db: Database, name: str, count: int) -> None:
+def add_to_counter(db: Database, name: str, number: int) -> None:
+    """Add to a counter, and record the time."""
     query = (
         "INSERT INTO counters (name, number, at) VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE SET"
         " number = counters.number + excluded.number, at = excluded.at"
     )
-    db.execute(query, (name, count, db.clock()))
+    db.execute(query, (name, number, db.clock()))
 
 
 def note_removal(db: Database) -> None:
     """Count a removal, and record its time, but nothing about the data that was removed."""
-    _count(db, REMOVED, 1)
+    add_to_counter(db, REMOVED, 1)
 
 
 def add_lost(db: Database, count: int) -> None:
     """Add to the number of writes that were lost because the record could not be written."""
     with db.transaction():
-        _count(db, LOST, count)
+        add_to_counter(db, LOST, count)
 
 
-def _counter(db: Database, name: str) -> tuple[int, float]:
+def counter(db: Database, name: str) -> tuple[int, float]:
     """Return a counter with the time of its last change; (0, 0.0) if there was none."""
     row = db.execute("SELECT number, at FROM counters WHERE name = ?", (name,)).fetchone()
     return (0, 0.0) if row is None else (row["number"], row["at"])
@@ -137,12 +138,12 @@ def _counter(db: Database, name: str) -> tuple[int, float]:
 
 def removals(db: Database) -> int:
     """Return the number of removals from the record."""
-    return _counter(db, REMOVED)[0]
+    return counter(db, REMOVED)[0]
 
 
 def lost(db: Database) -> int:
     """Return the number of writes that were lost because the record could not be written."""
-    return _counter(db, LOST)[0]
+    return counter(db, LOST)[0]
 
 
 def removed_since(db: Database) -> bool:
@@ -153,7 +154,7 @@ def removed_since(db: Database) -> bool:
     """
     if db.tried is None:
         return False
-    number, removed_at = _counter(db, REMOVED)
+    number, removed_at = counter(db, REMOVED)
     if db.tried.removals is not None:
         return number > db.tried.removals
     return number > 0 and db.clock() - removed_at <= db.tried.age

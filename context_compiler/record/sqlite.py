@@ -26,8 +26,6 @@ class SQLiteDatabase(sqlite3.Connection):
     owner: str | None = ""
     tried: Moment | None = None
     damage: tuple[type[Exception], ...] = (sqlite3.DatabaseError,)
-    _must_empty_log: bool = False
-    """True while removed rows are still in the log and in free pages, because other processes were reading."""
 
     def scan(self, sql: str, parameters: Sequence[Any] = ()) -> Iterator[Any]:
         """Yield the rows of a query whose result may be large."""
@@ -47,8 +45,9 @@ class SQLiteDatabase(sqlite3.Connection):
         """Run a write transaction; an error rolls it back."""
         with rows.transaction(self):
             rows.refuse_removed(self)
+            unemptied, _ = rows.counter(self, rows.UNEMPTIED)
             yield
-        if self._must_empty_log:
+        if unemptied:
             patience: int = self.execute("PRAGMA busy_timeout").fetchone()[0]
             self.execute("PRAGMA busy_timeout = 0")
             self._empty_log()
@@ -62,10 +61,10 @@ class SQLiteDatabase(sqlite3.Connection):
     def sweep(self) -> Generator[None]:
         """Run a transaction that removes rows, and overwrite their data on disk.
 
-        If other processes read for longer than the busy timeout, the data is overwritten after a later transaction, or
-        when the last of them closes the file. Foreign keys are checked once at the end, because each check of a single
-        row would scan whole tables; those of messages are not, because messages and contents are removed by a query
-        over these very columns.
+        If other processes read for longer than the busy timeout, the data is overwritten after the next transaction of
+        any process, or when the last of them closes the file. Foreign keys are checked once at the end, because each
+        check of a single row would scan whole tables; those of messages are not, because messages and contents are
+        removed by a query over these very columns.
         """
         self.execute("PRAGMA foreign_keys = OFF")
         self.execute("PRAGMA secure_delete = ON")
@@ -76,11 +75,11 @@ class SQLiteDatabase(sqlite3.Connection):
                 yield
                 if self._broken_references() > broken:
                     raise StoreError("remaining rows refer to removed ones, so nothing was removed; verify the record")
+                rows.add_to_counter(self, rows.UNEMPTIED, 1)
         finally:
             self.execute("PRAGMA foreign_keys = ON")
             self.execute("PRAGMA secure_delete = OFF")
-        self._empty_log()
-        if self._must_empty_log:
+        if not self._empty_log():
             log.warning("removed data stays on disk until no other process is reading or writing this record")
 
     def _broken_references(self) -> int:
@@ -95,12 +94,19 @@ class SQLiteDatabase(sqlite3.Connection):
         query = "INSERT INTO numbers VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET highest = excluded.highest"
         self.executemany(query, numbers)
 
-    def _empty_log(self) -> None:
-        """Return free pages to the disk and empty the log, unless another process is reading or writing."""
-        self._must_empty_log = True
+    def _empty_log(self) -> bool:
+        """Return free pages to the disk and empty the log; False if another process is reading or writing.
+
+        A counter in the file says that removed rows may still be in the log, so that any process can empty it.
+        """
+        emptied = False
         with suppress(sqlite3.OperationalError):  # another writer is active
+            marked = rows.counter(self, rows.UNEMPTIED)
             self.executescript("PRAGMA incremental_vacuum")  # `execute` would stop after the first page
-            self._must_empty_log = bool(self.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchone()[0])
+            emptied = not self.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchone()[0]
+            if emptied:  # unless another process has removed more since then
+                self.execute("DELETE FROM counters WHERE name = ? AND number = ? AND at = ?", (rows.UNEMPTIED, *marked))
+        return emptied
 
     def lock_name(self, name: str) -> None:
         """Do nothing, because SQLite allows only one write transaction at a time."""

@@ -111,7 +111,10 @@ async def load_view(view: int, db: str | Path, owner: str | None = None) -> tupl
         if record is None or record.raw_tip is None or record.view_tip is None:
             raise RecordingError(f"{db}: no view {view} with its messages; `context-compiler views list` lists views")
         scoped = store.scoped(record.owner)
-        said, sent = [load_messages(await scoped.chain(tip)) for tip in (record.raw_tip, record.view_tip)]
+        said, sent = [
+            load_messages(await scoped.chain(tip, record.session_id, record.vault_name))
+            for tip in (record.raw_tip, record.view_tip)
+        ]
     finally:
         await store.close()
     session = await load_session(record.session_id, db, record.owner)

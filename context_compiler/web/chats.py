@@ -384,12 +384,12 @@ class Chats:
         store = open_store(self.defaults.db)
         try:
             sessions = {info.session_id: info for info in await store.sessions()}
-            tip = sessions[name].raw_tip if name in sessions else None
-            if tip is None:
+            info = sessions.get(name)
+            if info is None or info.raw_tip is None:
                 raise BadRequest(f"session: no history of {name!r} is recorded")
             copies = (f"{name[: MAX_NAME - 12]} (copy{f' {number}' if number else ''})" for number in count())
             copy = next(candidate for candidate in copies if candidate not in sessions)
-            messages = await asyncio.to_thread(load_messages, await store.chain(tip))
+            messages = await asyncio.to_thread(load_messages, await store.transcript(name, info.vault_name))
             history = await asyncio.to_thread(reader_of(as_counter(None)).read, messages)
             vault = self.defaults.vault
             await store.archive(copy, "" if vault is None else vault.resolve().name, history.chain)

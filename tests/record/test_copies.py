@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from context_compiler.record.store import Store
+from pydantic_ai.messages import ModelRequest, UserPromptPart
+
+from context_compiler.messages.history import Reader
+from context_compiler.record.conversations import LogEntry, StoredConversation, write_conversation
+from context_compiler.record.store import SQLStore, Store
+from context_compiler.record.values import Chain
+from context_compiler.tokens import TokenCounter
 from tests.record.entries import NOW, Talk, body, cycle, request
 
 LATER = NOW + timedelta(hours=1)
@@ -35,6 +41,81 @@ async def test_a_copy_is_removed_when_the_conversation_returns_to_the_shared_par
     await store.archive("theirs", "", ours)
     assert await store.transcript("theirs") == ours.bodies
     assert await store.verify() == ()
+
+
+async def bodies(store: Store) -> set[object]:
+    return {row["body"] async for row in store.export() if row["table"] == "contents"}
+
+
+async def test_a_message_is_kept_as_the_remaining_conversation_has_it(store: Store):
+    ours, theirs = Talk(*"abcd"), Talk(*"abcd", when=LATER)
+    await store.save(request(ours.then("e"), session_id="ours"))
+    await store.archive("ours", "", ours.then("e", "another answer"))
+    await store.save(request(theirs.then("e", "another answer", "and more"), session_id="theirs", tools=None))
+    await store.archive("ours", "", ours.then("e", "an answer"))
+    await store.delete("ours")
+    whole = theirs.then("e", "another answer", "and more")
+    assert await store.transcript("theirs") == await store.chain(whole.tip) == whole.bodies
+    assert await bodies(store) == {body.decode() for body in whole.bodies}
+    assert "copies" not in [row["table"] async for row in store.export()]
+
+
+async def test_a_message_is_kept_as_it_is_while_a_conversation_without_a_copy_reads_it(store: Store):
+    ours, theirs, latest = (Talk(*"abcd", when=NOW + timedelta(hours=hours)) for hours in range(3))
+    for session, history in (("ours", ours), ("theirs", theirs), ("latest", latest), ("third", ours)):
+        await store.save(request(history, session_id=session, tools=None))
+    await store.delete("ours")
+    assert await store.transcript("third") == ours.bodies
+    await store.delete("third")
+    assert await bodies(store) == {body.decode() for body in (*theirs.bodies, *latest.bodies)}
+    assert await store.transcript("theirs") == theirs.bodies
+    assert await store.transcript("latest") == latest.bodies
+    await store.delete("theirs")
+    assert await store.transcript("latest") == await store.chain(latest.tip) == latest.bodies
+    assert await bodies(store) == {body.decode() for body in latest.bodies}
+
+
+async def test_a_message_is_kept_as_the_log_of_a_conversation_has_it(store: Store):
+    assert isinstance(store, SQLStore)
+    ours, theirs = exact("hello", NOW), exact("hello", LATER)
+    entries = [LogEntry(id="1", parent=None, body=ours.body(0))]
+    conversation = StoredConversation(
+        conversation_id="host", scope=None, head="1", branches=(), state="{}", revision="1", updated_at=NOW
+    )
+    await store.perform(lambda db: write_conversation(db, conversation, entries, None, lambda body: "hello"))
+    await store.archive("host", "", Talk("another beginning"))
+    await store.archive("ours", "", ours)
+    await store.archive("theirs", "", theirs)
+    await store.delete("ours")
+    assert await store.conversation("host") == [ours.body(0)]
+    assert await store.transcript("theirs") == [theirs.body(0)]
+
+
+def exact(text: str, when: datetime) -> Chain:
+    message = ModelRequest(parts=[UserPromptPart(content=text, timestamp=when)])
+    return Reader(TokenCounter()).read([message]).chain
+
+
+async def test_a_chain_is_read_as_a_conversation_has_it(store: Store):
+    assert isinstance(store, SQLStore)
+    ours, theirs = Talk(*"abcd"), Talk(*"abcd", when=LATER)
+    await store.save(request(ours, session_id="ours"))
+    await store.save(request(theirs, session_id="theirs", vault_name="vault"))
+    assert await store.chain(theirs.tip) == ours.bodies
+    assert await store.chain(theirs.tip, "theirs", "vault") == theirs.bodies
+    assert await store.chain(theirs.ids[1], "theirs", "vault") == theirs.bodies[:2]
+    assert await store.chain(theirs.tip, "theirs") == await store.chain(theirs.tip, "ours") == ours.bodies
+
+
+async def test_deleting_a_conversation_leaves_no_copy_that_a_later_one_replaced(store: Store):
+    ours, theirs, latest = (Talk(*"abcd", when=NOW + timedelta(hours=hours)) for hours in range(3))
+    await store.save(request(ours, session_id="ours"))
+    before = [row async for row in store.export()]
+    for history in (theirs, Talk("another beginning"), latest, Talk("another beginning"), ours):
+        await store.archive("theirs", "", history)
+        assert await store.transcript("theirs") == history.bodies
+    await store.delete("theirs")
+    assert [row async for row in store.export()] == before
 
 
 async def test_a_cycle_configuration_finds_only_its_own_cycles(store: Store):

@@ -121,6 +121,21 @@ async def test_deleting_and_pruning_leave_other_owners_alone(tenants: Tenants):
     assert len(await bob.views()) == 2 and await ann.views() == []
 
 
+async def test_a_deletion_leaves_what_conversations_of_other_owners_had_left(tenants: Tenants):
+    stores = [tenants, tenants.scoped(ANN), tenants.scoped(BOB)]
+    for store in stores:
+        for answer in ("first", "second"):
+            await store.archive("s", "", talk(1).then(answer))
+    before = [[row async for row in store.export()] for store in stores[1:]]
+    await tenants.delete("s")
+    after = [[row async for row in store.export()] for store in stores[1:]]
+    assert after == before and all("first" in str(rows) for rows in after)
+    assert "first" not in str([row async for row in tenants.export()])
+    await tenants.scoped(ANN).delete("s")
+    assert [row async for row in tenants.scoped(ANN).export()] == []
+    assert [row async for row in tenants.scoped(BOB).export()] == before[1]
+
+
 async def test_a_deletion_for_every_owner_leaves_the_forks_of_each(tenants: Tenants):
     """A fork, and a conversation that says the same elsewhere, keep what they share with the deleted one."""
     stores = await both(tenants)

@@ -18,7 +18,7 @@ import pytest
 from context_compiler.errors import StoreError
 from context_compiler.record.rows import BrokenReference
 from context_compiler.record.store import SQLiteStore, Store
-from tests.record.entries import Talk, compiled, cycle, days_ago, request, talk
+from tests.record.entries import Talk, ask, compiled, cycle, days_ago, request, talk
 from tests.support.postgres import Cluster
 
 
@@ -76,6 +76,61 @@ async def test_messages_that_many_conversations_share_go_with_the_last_of_them(s
         left = await rows(store)
         await store.prune()  # looks at everything
         assert await rows(store) == left and await store.verify() == ()
+    assert await rows(store) == []
+
+
+async def test_deleting_a_conversation_leaves_no_branch_that_it_had_left(store: Store):
+    asked = Talk("a question")
+    await store.save(request(asked))
+    for answer in ("a secret answer", "another answer"):
+        await store.archive("s", "", asked.then(answer))
+    assert await store.delete("s") == 1
+    assert await rows(store) == []
+
+
+async def test_deleting_a_conversation_without_requests_leaves_no_history_that_it_had_left(store: Store):
+    for history in (talk(9), talk(2).then("another answer"), Talk("another beginning", "and more"), Talk("a third")):
+        await store.archive("s", "", history)
+    await store.archive("other", "", talk(4))
+    assert await store.delete("s") == 0
+    assert [row["table"] async for row in store.export()].count("nodes") == len(talk(4).ids)
+    assert await store.transcript("other") == talk(4).bodies
+    assert await store.delete("other") == 0
+    assert await rows(store) == []
+
+
+async def test_deleting_a_conversation_leaves_no_long_branch_that_it_had_left(store: Store):
+    await store.save(request(talk(2)))
+    for history in (talk(9), talk(2).then("another answer")):
+        await store.archive("s", "", history)
+    assert await store.delete("s") == 1
+    assert await rows(store) == []
+
+
+async def test_deleting_a_conversation_keeps_the_branch_in_which_another_goes_on(store: Store):
+    asked = talk(2)
+    left = asked.then("an answer", "and more", "and again")
+    await store.save(request(asked))
+    await store.archive("s", "", left)
+    await store.archive("fork", "", left)
+    await store.archive("s", "", asked.then("another answer"))
+    await store.delete("s")
+    assert await store.transcript("fork") == left.bodies
+    assert [row["table"] async for row in store.export()].count("nodes") == len(left.ids)
+    await store.delete("fork")
+    assert await rows(store) == []
+
+
+async def test_deleting_a_conversation_leaves_no_state_that_a_later_one_replaced(store: Store):
+    raw = talk(2)
+    for index, state in enumerate("ABC"):
+        await store.save(request(raw, request_index=index, cycle=cycle(raw.tip, state)))
+    await store.save(request(raw, session_id="other", cycle=cycle(raw.tip, "A")))
+    await store.delete("s")
+    assert await store.find_cycle(raw.ids, "c") == cycle(raw.tip, "A")
+    contents = [row["body"] async for row in store.export() if row["table"] == "contents"]
+    assert "A" in contents and "B" not in contents and "C" not in contents
+    await store.delete("other")
     assert await rows(store) == []
 
 
@@ -229,6 +284,23 @@ async def test_a_deleted_text_is_nowhere_in_the_files(file: SQLiteStore, tmp_pat
     assert b"swordfish" in everything(tmp_path)
     await file.delete("secret")
     assert b"swordfish" not in everything(tmp_path)
+
+
+async def test_a_text_that_others_read_during_its_deletion_is_overwritten_when_any_process_saves(tmp_path: Path):
+    agent = SQLiteStore(tmp_path / "context.db")
+    await agent.save(request(Talk("the password is swordfish"), session_id="secret"))
+    reader = sqlite3.connect(agent.path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM views").fetchone()
+    other = SQLiteStore(agent.path, busy_timeout_ms=10)
+    assert await other.delete("secret") == 1
+    await other.close()
+    reader.close()
+    assert b"swordfish" in everything(tmp_path)
+    await agent.save(request(talk(2)))
+    assert b"swordfish" not in everything(tmp_path)
+    assert ask(agent.path, "SELECT name FROM counters") == [("removals",)]
+    await agent.close()
 
 
 async def test_a_deleted_text_is_not_found_by_searching(file: SQLiteStore):
