@@ -50,7 +50,7 @@ CHAIN = "fallback:"
 """Beginning of the host's names for a chain of models of which any may answer."""
 
 HOST_FACTS, CONTEXT = "__pydantic_ai__", "context_input_tokens"
-"""Where the host notes in the metadata of a response how large its context was; private, so it may be missing."""
+"""Keys in the metadata of a response under which the host notes the size of its context; private, may be missing."""
 
 BREAKPOINTS = 4
 """Maximum cache breakpoints in one request."""
