@@ -30,7 +30,7 @@ def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
         NotImplementedError: The loop has no threads.
         RuntimeError: No thread can be started.
     """
-    thread = ThreadPoolExecutor(1, thread_name_prefix="context-compiler")
+    thread = ThreadPoolExecutor(1, thread_name_prefix="context-compiler-long")
     try:
         return asyncio.get_running_loop().run_in_executor(thread, copy_context().run, work)
     finally:

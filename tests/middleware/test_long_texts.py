@@ -182,7 +182,7 @@ def test_a_loop_ends_before_the_thread_of_a_cancelled_run_that_still_counts() ->
     assert not ends.is_set()
     ends.set()
     for thread in threading.enumerate():
-        if thread.name.startswith("context-compiler"):
+        if thread.name.startswith("context-compiler-long"):
             thread.join(60)
             assert not thread.is_alive()
 
