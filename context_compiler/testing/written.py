@@ -47,8 +47,8 @@ A card is any 13 to 19 digits with a correct check digit in a match of its patte
 
 CARD, CARD_DIGITS = "card", range(13, 20)
 
-_LITERALS = re.compile(r'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?')
-"""Strings and numbers in JSON."""
+_LITERALS = re.compile(r'"(?:[^"\\]|\\[\s\S]?)*(?:"|\Z)|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?')
+"""Strings and numbers in JSON. A string goes on to the end of what is no JSON, so that it is read once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
