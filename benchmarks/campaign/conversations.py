@@ -585,7 +585,7 @@ class Conversation:
             # what a provider counted for the views that it was asked about before is not on the row
             view.status != "compiled" or not new or raw > min(most, view.budget) or bool(self.choices.get("counter")),
             "reasons that are not true",
-            lambda: f"{where}{raw:.0f} tokens of {most:.0f}, {blamed[:2]}",
+            lambda: f"{where}{raw:.0f} tokens of {most:.0f}, {[*blamed][:2]}",
         )
         if self.choices.get("counter") and not floor and not view.error:
             counted = strict.counted(sent.tokens)
