@@ -22,6 +22,7 @@ from pydantic_ai.models import ModelRequestContext
 from context_compiler.cache import Memo
 from context_compiler.compiler.view import find_mark
 from context_compiler.manager.session import (
+    SessionTurn,
     answered_prefix,
     context_messages,
     make_turn,
@@ -134,13 +135,13 @@ class ManagedHistory:
 
     def _news(self, run: str, messages: Sequence[ModelMessage]) -> News:
         """Find what the session lacks; what comes before the first prompt belongs to the turn of the marked view."""
-        known = self._runs.get(run)
-        key, seen = known or (None, 0)
+        progress = self._runs.get(run)
+        key, seen = progress or (None, 0)
         mark = next((candidate for message in messages if (candidate := find_mark(message)) is not None), None)
         if mark is None or "responses" not in mark:
             return messages[seen:] if seen else new_messages(self._processor, messages), key
         news = messages_after(messages, mark["responses"], mark["tail"])
-        if known is None and (key := self._turn_of(mark["tip"])) is None:
+        if progress is None and (key := self._turn_of(mark["tip"])) is None:
             return list(dropwhile(lambda message: not starts_turn(message, self._processor.reader), news)), None
         return news, key
 
@@ -275,9 +276,14 @@ def _add_missed_turns(processor: TurnProcessor, messages: Sequence[ModelMessage]
             _end_turn(processor, last)
 
 
+def _turn(processor: TurnProcessor, key: int | None) -> SessionTurn | None:
+    """The turn with a key; None if there is none, or it was rolled back."""
+    return next((turn for turn in processor.session.turns if turn.key == key), None)
+
+
 def _awaits(processor: TurnProcessor, key: int | None, messages: Sequence[ModelMessage]) -> bool:
     """True if a turn has no answer yet. The history of a run that is made again has the answer of the turn before."""
-    turn = next((turn for turn in processor.session.turns if turn.key == key), None)
+    turn = _turn(processor, key)
     if turn is None or not isinstance(turn.messages[-1], ModelRequest):
         return False
     names = [processor.reader.one(message).name for message in (*turn.messages[-len(messages) :], *messages)]
@@ -285,7 +291,7 @@ def _awaits(processor: TurnProcessor, key: int | None, messages: Sequence[ModelM
 
 
 def _extend_turn(processor: TurnProcessor, key: int | None, messages: Sequence[ModelMessage]) -> None:
-    turn = next((turn for turn in processor.session.turns if turn.key == key), None)
+    turn = _turn(processor, key)
     if turn is not None and messages:
         longer = make_turn((*turn.messages, *messages), processor.reader, open=True, key=turn.key)
         processor.session = with_turn(processor.session, longer)
@@ -294,7 +300,7 @@ def _extend_turn(processor: TurnProcessor, key: int | None, messages: Sequence[M
 def _end_turn(processor: TurnProcessor, key: int | None, *, failed: bool = False) -> None:
     """Close the turn with this key, if it has an answer; unanswered calls are removed if `failed`."""
     processor.live.discard(key if key is not None else -1)
-    turn = next((turn for turn in processor.session.turns if turn.key == key), None)
+    turn = _turn(processor, key)
     if turn is not None:
         kept = answered_prefix(turn.messages, processor.reader) if failed else turn.messages
         answered = any(not isinstance(message, ModelRequest) for message in kept)

@@ -265,8 +265,10 @@ class TurnProcessor:
             mine = same or turn
             longer = len(mine.messages) > len(turn.messages) or mine.key in self.live
             merged.append(mine if longer else replace(turn, key=mine.key))
-        known = {turn.key for turn in own if turn is not None} | ({turn.key for turn in self.last_saved} - self.live)
-        return tuple(merged), tuple(turn for turn in self.session.turns if turn.key not in known)
+        saved_keys = {turn.key for turn in own if turn is not None} | (
+            {turn.key for turn in self.last_saved} - self.live
+        )
+        return tuple(merged), tuple(turn for turn in self.session.turns if turn.key not in saved_keys)
 
     def _own_turns(self, saved: Sequence[SessionTurn]) -> list[SessionTurn | None]:
         """Return the same turn of this session for each saved one: its messages begin with those of the saved one."""

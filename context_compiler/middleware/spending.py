@@ -97,13 +97,15 @@ class Spending:
     async def _sum(self, call: SummaryCall) -> Decimal:
         """US dollars spent on the compiles of a session, including those in progress; unknown prices are left out."""
         key = call.place
-        known = self._recorded.get(key)
-        with limited(None) if known is None else nullcontext():  # the first sum is waited for, as nothing replaces it
+        last_sum = self._recorded.get(key)
+        with (
+            limited(None) if last_sum is None else nullcontext()
+        ):  # the first sum is waited for, as nothing replaces it
             rows = await call.archive.compiles(call.session)
-        recorded = known or Decimal(0)
+        recorded = last_sum or Decimal(0)
         if rows is not None:
             recorded = sum((cost for row in rows if (cost := compile_cost(row)) is not None), Decimal(0))
-            if recorded < (known or 0):  # the session was deleted or pruned: start again
+            if recorded < (last_sum or 0):  # the session was deleted or pruned: start again
                 self._spent.keep(key, recorded)
                 self._reported.take(key)
             self._recorded.keep(key, recorded)

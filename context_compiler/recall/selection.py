@@ -429,7 +429,7 @@ def mark_changes(
     if not any(other.position in changes.later for other, _ in ranked):
         return [*ranked]
     marked: dict[Place, tuple[Passage, float]] = {}
-    waiting, known = [*ranked], {passage.place for passage, _ in ranked}
+    waiting, places = [*ranked], {passage.place for passage, _ in ranked}
     for passage, score in waiting:
         own = changes.of(passage.position, passage.text, until)
         if own:
@@ -448,8 +448,8 @@ def mark_changes(
             for other in revising:
                 kept, best = marked.get(other.place, (other, score))
                 marked[other.place] = kept, max(best, score)
-                if other.place not in known:
-                    known.add(other.place)
+                if other.place not in places:
+                    places.add(other.place)
                     waiting.append((other, score))
         if passage.place not in marked or own:
             marked[passage.place] = passage, max(score, marked.get(passage.place, (passage, score))[1])
