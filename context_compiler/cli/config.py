@@ -24,8 +24,8 @@ from context_compiler.settings import KEYS, Config, Settings, variable
 app = group("Show every setting with the origin of its value.", shown="config show", cls=Group)
 
 DEFAULTS: dict[str, object] = {
-    **{one.name: one.default for one in fields(Arguments) if one.name in KEYS},
-    **{one.name.removeprefix("context_compiler_"): one.default for one in fields(Settings)},
+    **{argument.name: argument.default for argument in fields(Arguments) if argument.name in KEYS},
+    **{setting.name.removeprefix("context_compiler_"): setting.default for setting in fields(Settings)},
     "runs": RUNS,
     "chat_model": CHAT_MODEL,
 }

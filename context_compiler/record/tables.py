@@ -260,6 +260,9 @@ UNNAMED_NUMBERS = tuple(table for table in NUMBERED if "id" not in COLUMNS[table
 """Tables whose row number is in no column of its own, but in SQLite's `rowid`."""
 
 REFERENCES = tuple(
-    (table, *found) for table, text in _PLAIN.items() for found in _REFERENCE.findall(text) if found[1] not in NUMBERED
+    (table, *reference)
+    for table, text in _PLAIN.items()
+    for reference in _REFERENCE.findall(text)
+    if reference[1] not in NUMBERED
 )
 """References to rows that are named by their content, as `(table, column, referenced table, referenced column)`."""
