@@ -298,7 +298,20 @@ async def _new_cycle(
         result = replace(trial.result, view=replace(trial.result.view, status="floor_over_budget"))
     else:
         result = add_recall(context, trial.result, trial.done)
-    return replace(starting_cycle(_with_cause(context, previous, result)), row=trial.row)
+    wanted = first is not None or context.policy.every_turn
+    raw = None if wanted else _no_larger_raw_view(context, result)
+    return replace(raw or starting_cycle(_with_cause(context, previous, result)), row=trial.row)
+
+
+def _no_larger_raw_view(context: RequestContext, result: Result) -> Result | None:
+    """The raw history, if it fits the budget and is no larger than a compiled view; None otherwise.
+
+    A cut made for a smaller budget, such as that of a provider's refusal, can cost more than it saves.
+    """
+    if context.request.fixed + context.history.tokens > result.cost:
+        return None
+    raw = _raw_view(context, to_budget=True)
+    return raw if raw is not None and raw.cost <= result.cost else None
 
 
 def _with_cause(context: RequestContext, previous: Cycle | None, result: Result) -> Result:
