@@ -226,6 +226,8 @@ async def prepare_request(
                     processor.live.add(key)
             _extend_turn(processor, key, own)
             processor.session = replace(processor.session, taken=taken)
+            if not ends:
+                await processor.save_or_report()
         others = frozenset(processor.live - {key})
         messages = processor.limit.within(processor.session, context_messages(processor.session, others))
         same = len(messages) == len(seen) and all(map(operator.is_, messages, seen))

@@ -296,6 +296,25 @@ async def test_an_answer_is_saved_by_a_checkpoint_without_versions_too(memory: A
     assert said((await resumed(memory)).transcript()) == ["My name is Ada.", "Noted."]
 
 
+async def test_an_answer_after_tool_calls_stays_with_its_question_when_a_new_process_takes_over(tmp_path: Path) -> None:
+    def look(path: str) -> str:
+        return f"{path} is empty"
+
+    steps = iter([[("look", {"path": "a"})], [("look", {"path": "b"})], "Both are empty.", "Nothing."])
+    model = Talker(lambda messages, info: next(steps)).model
+    history: list[ModelMessage] = []
+    told: list[str] = []
+    for question in ("What is in a and b?", "And now?"):
+        memory = SQLiteMemory("s", tmp_path / "context.db")
+        manager = managed("none", memory, system_prompt="Be brief.")
+        agent = Agent(model, tools=[look], capabilities=[ProcessHistory(manager.as_history_processor())])
+        history = (await agent.run(question, message_history=history)).all_messages()
+        told = said(manager.transcript())
+        await memory.close()
+    used = ['{"path": "a"} look', "a is empty look", '{"path": "b"} look', "b is empty look"]
+    assert told == ["What is in a and b?", *used, "Both are empty.", "And now?"]
+
+
 @pytest.mark.parametrize("runs", [1, 2, 3])
 @pytest.mark.parametrize("marked", [True, False])
 async def test_an_answer_that_only_the_history_has_stays_with_its_question(
