@@ -670,11 +670,30 @@ class Conversation:
         self._check(kept == want, "transcripts that differ", lambda: difference(kept, want))
 
     async def finish(self) -> None:
-        """Verify the record and close it."""
+        """Verify the record, in some cases delete all of it, and close it."""
         await self.ours.aclose()
         defects = await self.store.verify()
         self.case.check(not defects, "defects that verify finds", lambda: str(defects[:2]))
+        if self.session is not None and self.drawn.sometimes(0.3):
+            await self._delete_all()
         await self.store.close()
+
+    async def _delete_all(self) -> None:
+        """Delete every conversation; the others stay whole, and the last one leaves nothing behind."""
+        sessions = [session.session_id for session in await self.store.sessions()]
+        self.random.shuffle(sessions)
+        kept = {session: await self.store.transcript(session) for session in sessions}
+        for session in sessions:
+            await self.store.delete(session)
+            del kept[session]
+            self.case.count("conversations deleted")
+            for other, bodies in kept.items():
+                same = await self.store.transcript(other) == bodies
+                self._check(same, "transcripts that differ", f"{other!r} after {session!r} was deleted")
+        defects = await self.store.verify()
+        self._check(not defects, "defects that verify finds", lambda: f"after deletion: {defects[:2]}")
+        left = [row async for row in self.store.export()]
+        self._check(not left, "rows that a deletion left", lambda: f"{len(left)}: {left[:2]}")
 
 
 def _words(message: ModelMessage) -> tuple[str, ...]:

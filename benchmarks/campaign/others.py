@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from pydantic_ai import Agent
 from pydantic_ai.capabilities import ProcessHistory
+from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, UserPromptPart
 from pydantic_ai.models.function import AgentInfo
 
@@ -205,6 +207,54 @@ async def managed(case: Case) -> None:
     for error in errors:
         fine = "writer is down" in str(error) or "writer is down" in str(error.__cause__)
         case.check(fine, "unexpected errors", f"[manager] {error!r}")
+
+
+async def attached(case: Case) -> None:
+    """Check a manager on an agent: restarts and failed runs, with the agent's own history or without one."""
+    drawn, random, path = Drawn(case.random, hostile=0), case.random, case.folder / "manager.db"
+    most, process, keep = random.choice((1_000, 4_000)), drawn.sometimes(0.4), drawn.sometimes(0.5)
+    errors, told, history = list[Exception](), list[str](), list[ModelMessage]()
+    calls, fails = 0, False
+
+    def opened() -> tuple[SQLiteMemory, ContextManager]:
+        memory = SQLiteMemory("s", path)
+        config = ContextConfig(max_tokens=most)
+        return memory, ContextManager.with_versioning(memory, memory, "none", config, on_error=errors.append)
+
+    def script(messages: list[ModelMessage], info: AgentInfo) -> Any:
+        nonlocal calls
+        calls -= 1
+        if calls >= 0:
+            return ModelResponse(parts=[ToolCallPart("look", drawn.arguments(), drawn.call_id())])
+        if fails:
+            return ModelHTTPError(500, "strict", body={"error": "down"})
+        told.append(f"A{len(told)}")
+        return ModelResponse(parts=[TextPart(f"{told[-1]} {drawn.text()}")])
+
+    memory, manager = opened()
+    strict = StrictModel(script)
+    for number in range(random.choice((3, 8, 15))):
+        if drawn.sometimes(0.25):
+            await memory.close()
+            memory, manager = opened()
+        capability: Any = ProcessHistory(manager.as_history_processor()) if process else manager.as_capability()
+        agent = Agent(strict.model, tools=tools_of(drawn, deferred=False), capabilities=[capability], retries=9)
+        calls, fails, (marker, prompt) = random.choice((0, 0, 1, 3)), drawn.sometimes(0.15), drawn.prompt()
+        told.append(marker)
+        asked = len(strict.sent)
+        with suppress(ModelHTTPError):
+            result = await agent.run(prompt, message_history=history if keep or process else None)
+            history = result.all_messages()
+        where = f"[manager of an agent, {most} tokens, processor {process}, history {keep}, run {number}] "
+        for sent in strict.sent[asked:]:
+            broken = list(refusals(sent.messages, shared=SHARED))
+            case.check(not broken, "broken pairs or shapes", f"{where}{broken[:3]}")
+        case.count("runs with a manager")
+        kept = [name for part in in_order(manager.transcript()) for name in _spoken(part[1]) if name[0] in "QA"]
+        want = told[:-1] if process and told[-1][0] == "A" else told  # a processor sees an answer in the next run
+        case.check(kept == want, "turns lost", lambda: f"{where}{difference(kept, want)}")  # noqa: B023
+    await memory.close()
+    case.check(not errors, "unexpected errors", lambda: f"[manager of an agent] {errors[0]!r}")
 
 
 async def layered(case: Case) -> None:

@@ -34,7 +34,7 @@ MODE = "Work in mode {}."
 """Rules that applications declare: one that stays, and one that changes."""
 
 _KNOWN = tuple(
-    (text, re.compile(re.escape(text).replace(re.escape("{}"), f"(?:{'|'.join(values)})")))
+    (text, re.compile(re.escape(text).replace(re.escape("{}"), f"(?:{'|'.join(values)})").replace("\\ ", r"\s")))
     for text, values in (*((text, ("",)) for text in PLAIN), *REPLACED)
 )
 _ELSEWHERE = re.compile(rf"=== BEGIN {OTHERS_TITLE} .*?=== END {OTHERS_TITLE} ===", re.DOTALL)
@@ -43,11 +43,17 @@ SLACK = 100
 """Tokens for the fence around listed rules, and for rounding."""
 
 
+CODE = "```python\nqueue.start()\n```"
+
+
 def any_rule(random: Random) -> str:
-    if random.random() < 0.5:
-        return random.choice(PLAIN)
-    text, values = random.choice(REPLACED)
-    return text.format(random.choice(values))
+    """Draw a rule as people write it, which may be wrapped or after a block of code."""
+    text, values = random.choice(((random.choice(PLAIN), ("",)), random.choice(REPLACED)))
+    text, form = text.format(random.choice(values)), random.random()
+    if form < 0.2:
+        middle = text.index(" ", len(text) // 2)
+        return f"{text[:middle]}\n{text[middle + 1 :]}"
+    return f"{CODE}\n\n{text}" if form < 0.3 else text
 
 
 @dataclass(slots=True)
@@ -81,7 +87,7 @@ def _said(history: Sequence[ModelMessage]) -> Iterator[tuple[int, str, str]]:
     for position, message in enumerate(history):
         for text in all_texts([message], UserPromptPart):
             for family, pattern in _KNOWN:
-                yield from ((position, family, match[0]) for match in pattern.finditer(text))
+                yield from ((position, family, " ".join(match[0].split())) for match in pattern.finditer(text))
 
 
 def check_rules(
@@ -98,7 +104,7 @@ def check_rules(
 
     A rule without positions is declared; `room` is tokens for messages, `free` what the request leaves of its budget.
     """
-    shown = _ELSEWHERE.sub("", "\n".join(all_texts(messages)))
+    shown = " ".join(_ELSEWHERE.sub("", "\n".join(all_texts(messages))).split())
     lost = {drop.what for drop in drops if reason_of(drop.reason) in (RULE_BEYOND_SHARE, RULE_OVER_BUDGET)}
     needed = sum(COUNTER.text(f"- {rule.text}\n") for rule in rules) + SLACK
     for rule in rules:

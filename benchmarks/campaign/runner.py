@@ -26,7 +26,8 @@ HOUR = 60.0
 
 FUZZ = rotation(
     *[conversations.converse] * 7,
-    *(others.one_shot, others.processed, others.managed, others.layered, others.rewritten, reading.read),
+    *(others.one_shot, others.processed, others.managed, others.attached, others.layered, others.rewritten),
+    reading.read,
 )
 
 
