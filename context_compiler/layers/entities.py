@@ -9,8 +9,7 @@ from heapq import nlargest
 from typing import Any, Literal, cast, get_args
 
 from context_compiler.errors import LayersError
-from context_compiler.layers.index import Row
-from context_compiler.layers.models import EntityContext, EntitySnapshot, as_mapping, parse_layer
+from context_compiler.layers.models import EntityContext, EntitySnapshot, Row, as_mapping, parse_layer
 from context_compiler.layers.refs import (
     ELLIPSIS,
     MAX_CACHED_LABEL,
@@ -84,20 +83,13 @@ def _tiers(
     registry: SessionIdRegistry, turn: int, window: int, most: int | None
 ) -> tuple[tuple[list[EntitySnapshot], ...], int]:
     """Return the active, generated and retained entities, and the number left out because of `most`."""
-    cached = registry.index.derived.get((turn, window, most))
-    if cached is None:
-        tiers = _tier_rows(registry, turn, window)
-        shown = tuple([registry.index.snapshot(row) for row in _most_recent(tier, most)] for tier in tiers)
-        cached = registry.index.derived[turn, window, most] = shown, sum(map(len, tiers)) - sum(map(len, shown))
-    shown, omitted = cached
-    return tuple(list(tier) for tier in shown), omitted
+    tiers = _tier_rows(registry, turn, window)
+    shown = tuple([EntitySnapshot.model_validate(row) for row in _most_recent(tier, most)] for tier in tiers)
+    return shown, sum(map(len, tiers)) - sum(map(len, shown))
 
 
 def _tier_rows(registry: SessionIdRegistry, turn: int, window: int) -> tuple[list[Row], list[Row], list[Row]]:
     """Return the rows of the active, generated and retained entities; each is in at most one tier."""
-    cached = registry.index.derived.get((turn, window))
-    if cached is not None:
-        return cached
     active: list[Row] = []
     generated: list[Row] = []
     retained: list[Row] = []
@@ -110,7 +102,6 @@ def _tier_rows(registry: SessionIdRegistry, turn: int, window: int) -> tuple[lis
             active.append(row)
         elif row["retention_reason"] and row["status"] != "deleted":
             retained.append(row)
-    registry.index.derived[turn, window] = active, generated, retained
     return active, generated, retained
 
 

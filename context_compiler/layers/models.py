@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from context_compiler.errors import LayersError
 
+Row = Mapping[str, Any]
+"""Fields of one entity. A row is replaced, never modified."""
 Status = Literal["read", "created", "updated", "deleted", "generated", "linked"]
 PendingType = Literal["propose", "clarify", "ask_user"]
 

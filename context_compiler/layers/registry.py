@@ -6,16 +6,17 @@ generated entity is saved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from operator import itemgetter
 from typing import Any, cast
 
 from context_compiler.errors import LayersError
-from context_compiler.layers.index import ContentText, EntityIndex, Row
-from context_compiler.layers.models import CurationSummary, EntitySnapshot, Status, as_mapping, list_field
+from context_compiler.layers.models import CurationSummary, EntitySnapshot, Row, Status, as_mapping, list_field
 from context_compiler.layers.refs import (
+    Answer,
     RecordingRefs,
     Refs,
     as_text,
@@ -28,6 +29,20 @@ from context_compiler.layers.refs import (
 from context_compiler.layers.stored import VERSION, mapping_field, stored_counters, stored_rows, stored_turn
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ContentText:
+    """Content of an entity as shown to nodes, with the inputs it was rendered from."""
+
+    data: object
+    type: str
+    answers: Sequence[Answer]
+    text: str
+
+    def is_current(self, refs: Refs) -> bool:
+        """True if the ids in the content still map to the same refs."""
+        return all(lookup(refs, *arguments) == past for lookup, arguments, past in self.answers)
+
+
 class SessionIdRegistry:
     """Entities of one session."""
 
@@ -38,10 +53,13 @@ class SessionIdRegistry:
         self.refs = Refs()
         """Mapping between refs and database ids."""
         self._data: dict[str, Any] = {}
+        self._texts: dict[str, _ContentText] = {}
+        """Rendered content of entities, by ref."""
         self._demoted: dict[str, None] = {}
+        self._unsaved: dict[str, None] = {}
+        """Refs of the generated entities that are not saved, in order, so that saving one need not look at all."""
         self._counters: dict[str, int] = {}
         self._gen_counters: dict[str, int] = {}
-        self._index: EntityIndex | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -67,18 +85,8 @@ class SessionIdRegistry:
         return [self[ref] for ref in same or [ref for ref, label in labels.items() if wanted in label]]
 
     def rows_near(self, turn: int) -> list[Row]:
-        """Return the rows of entities that are unsaved, retained, or mentioned since a turn, in order; read-only.
-
-        Uses the index, because most entities of a large registry are none of these.
-        """
-        return [self._rows[ref] for ref in self.index.since(turn)]
-
-    @property
-    def index(self) -> EntityIndex:
-        """Index of the entities, built on first use."""
-        if self._index is None:
-            self._index = EntityIndex(self._rows.values())
-        return self._index
+        """Return the rows of entities that are unsaved, retained, or mentioned since a turn, in order; read-only."""
+        return [row for row in self._rows.values() if row["turn_last_ref"] >= turn or _is_kept(row)]
 
     def register_read(self, type: str, id: object, label: str, *, data: object = None) -> str:
         """Register an entity read from the database; return its ref."""
@@ -114,6 +122,7 @@ class SessionIdRegistry:
         """Register an entity that was generated and is not saved yet; return its ref."""
         ref = self._new_ref(f"gen_{ref_prefix(type)}")
         self._put(ref, type, label, "generated")
+        self._unsaved[ref] = None
         self._data[ref] = to_plain_data(data, f"the content of {ref}")
         return ref
 
@@ -146,7 +155,6 @@ class SessionIdRegistry:
         if not self._change(ref, retention_reason=None):
             return False
         self._demoted[ref] = None
-        self.index.derived.clear()
         return True
 
     def drop(self, ref: str) -> bool:
@@ -154,17 +162,16 @@ class SessionIdRegistry:
         if ref not in self:
             return False
         row = self._rows.pop(ref)
-        if self._index is not None:
-            self._index.drop(row)
         self._demoted.pop(ref, None)
+        self._unsaved.pop(ref, None)
         self._data.pop(ref, None)
         self.refs.drop(row["type"], ref)
         return True
 
     def clear(self) -> None:
         """Remove all entities. The counters continue, so that no ref is ever used twice."""
-        self.refs, self._index = Refs(), None
-        self._rows, self._data, self._demoted = {}, {}, {}
+        self.refs = Refs()
+        self._rows, self._data, self._texts, self._demoted, self._unsaved = {}, {}, {}, {}, {}
 
     def is_demoted(self, ref: str) -> bool:
         """True if an entity was demoted and has not been mentioned since."""
@@ -191,11 +198,11 @@ class SessionIdRegistry:
     def content_text(self, ref: str, render: Callable[[object], str]) -> str:
         """Return `render(data_of(ref))`, cached until the content or the ref of an id in it changes."""
         data, type = self._data[ref], self._rows[ref]["type"]
-        cached = self.index.contents.get(ref)
+        cached = self._texts.get(ref)
         if cached is None or cached.data is not data or cached.type != type or not cached.is_current(self.refs):
             refs = RecordingRefs(self.refs)
             text = render(mask_data(data, refs, type))
-            cached = self.index.contents[ref] = ContentText(data=data, type=type, answers=refs.answers, text=text)
+            cached = self._texts[ref] = _ContentText(data=data, type=type, answers=refs.answers, text=text)
         return cached.text
 
     def replace_uuids(self, text: str) -> str:
@@ -220,8 +227,8 @@ class SessionIdRegistry:
         other = SessionIdRegistry()
         other.current_turn, other._rows, other._data = self.current_turn, self._rows.copy(), dict(self._data)
         other.refs, other._demoted = self.refs.copy(), self._demoted.copy()
+        other._texts, other._unsaved = dict(self._texts), self._unsaved.copy()
         other._counters, other._gen_counters = dict(self._counters), dict(self._gen_counters)
-        other._index = None if self._index is None else self._index.copy()
         return other
 
     def trimmed(self, turn: int, near: Collection[str], most: int) -> SessionIdRegistry:
@@ -236,12 +243,13 @@ class SessionIdRegistry:
         kept = self.copy()
         kept.current_turn = turn
         kept._data = {ref: data for ref, data in self._data.items() if ref in near}
+        kept._texts = {ref: text for ref, text in self._texts.items() if ref in near}
         surplus = len(self._rows) - most
         if surplus > 0:
-            far = (ref for ref in kept.index.unmarked() if ref not in near)
-            for ref in list(islice(far, surplus)):
+            oldest = sorted(self._rows.values(), key=itemgetter("turn_last_ref"))
+            far = (row["ref"] for row in oldest if row["ref"] not in near and not _is_kept(row))
+            for ref in islice(far, surplus):
                 kept.drop(ref)
-        kept.index.forget(near)
         return kept
 
     def to_json(self) -> str:
@@ -270,6 +278,7 @@ class SessionIdRegistry:
         ids = {ref: str(id) for ref, id in mapping_field(data, "ids").items() if id is not None and ref in rows}
         registry._data = {ref: value for ref, value in mapping_field(data, "data").items() if ref in rows}
         registry._demoted = dict.fromkeys({str(ref) for ref in list_field(data, "demoted")}.intersection(rows))
+        registry._unsaved = {ref: None for ref, row in rows.items() if row["status"] == "generated"}
         registry._counters = stored_counters(data, "counters")
         registry._gen_counters = stored_counters(data, "gen_counters")
         registry.refs = Refs(ids, {ref: row["type"] for ref, row in rows.items()})
@@ -289,6 +298,7 @@ class SessionIdRegistry:
     def _put(self, ref: str, type: str, label: str, status: Status) -> None:
         old = self._rows.get(ref)
         self._demoted.pop(ref, None)
+        self._unsaved.pop(ref, None)
         row: Row = {
             "ref": ref,
             "type": type,
@@ -298,20 +308,13 @@ class SessionIdRegistry:
             "turn_last_ref": self.current_turn,
             "retention_reason": old["retention_reason"] if old else None,
         }
-        self._replace(ref, row)
-
-    def _replace(self, ref: str, row: Row) -> None:
-        if self._index is not None:
-            if ref in self._rows:
-                self._index.remove(self._rows[ref])
-            self._index.add(row)
         self._rows[ref] = row
 
     def _change(self, ref: str, **facts: object) -> bool:
         if ref not in self:
             return False
         self._demoted.pop(ref, None)
-        self._replace(ref, {**self._rows[ref], **facts})
+        self._rows[ref] = {**self._rows[ref], **facts}
         return True
 
     def _new_ref(self, prefix: str) -> str:
@@ -321,7 +324,7 @@ class SessionIdRegistry:
 
     def _find_unsaved(self, type: str, label: str) -> str | None:
         wanted = ref_prefix(type), as_text(label).strip().casefold()
-        for row in self.index.generated(self._rows):
+        for row in map(self._rows.__getitem__, self._unsaved):
             if (ref_prefix(row["type"]), row["label"].strip().casefold()) == wanted:
                 return row["ref"]
         return None
@@ -330,6 +333,11 @@ class SessionIdRegistry:
         if ref not in self or self._rows[ref]["status"] != "generated":
             raise LayersError(f"{ref} is not an unsaved entity; leave gen_ref out, or give the ref that was generated")
         self.refs.add(type, id_text(id), ref)
+
+
+def _is_kept(row: Row) -> bool:
+    """True if an entity is unsaved, or retained for a reason: such entities do not age."""
+    return row["status"] == "generated" or bool(row["retention_reason"])
 
 
 class StoredEntities(Mapping[str, Any]):

@@ -7,8 +7,7 @@ from operator import itemgetter
 from typing import Any, cast, get_args
 
 from context_compiler.errors import LayersError
-from context_compiler.layers.index import Row
-from context_compiler.layers.models import EntitySnapshot, Status, parse_layer
+from context_compiler.layers.models import EntitySnapshot, Row, Status, parse_layer
 
 VERSION = 1
 

@@ -105,7 +105,7 @@ def _escape_text(value: object) -> object:
 
 
 class PostgresDatabase:
-    """The PostgreSQL implementation of `Database`; its methods are called within `perform`."""
+    """A connection with the methods of `SQLiteDatabase`, which are called within `perform`."""
 
     owner: str | None = ""
     tried: Moment | None = None
@@ -300,11 +300,7 @@ class PostgresDatabase:
         return len(waiting) == TEXTS_PER_STEP
 
     def find_messages(self, words: Sequence[str], limit: int | None, *, prefix: str | None) -> list[tuple[str, str]]:
-        """Find messages that contain a phrase, newest first; its last word may be only a beginning.
-
-        Returns:
-            The messages, as `(message id, text)`.
-        """
+        """Find messages that contain a phrase, newest first, as `(message id, text)`."""
         phrase = words_of(" ".join(words))
         if not phrase:
             return []

@@ -1,4 +1,4 @@
-"""The SQLite implementation of `Database`: transactions, search indexes and checks."""
+"""SQLite as a `Database`: transactions, search indexes and checks."""
 
 from __future__ import annotations
 
@@ -24,16 +24,22 @@ class SQLiteDatabase(sqlite3.Connection):
     """A connection that works for one owner at a time."""
 
     owner: str | None = ""
+    """Owner whose rows are read and written; None reads the rows of every owner."""
     tried: Moment | None = None
+    """When its writes were first attempted; a write is refused if anything has been removed since. None means now."""
     damage: tuple[type[Exception], ...] = (sqlite3.DatabaseError,)
+    """Errors that reading a damaged record may raise."""
 
     def scan(self, sql: str, parameters: Sequence[Any] = ()) -> Iterator[Any]:
-        """Yield the rows of a query whose result may be large."""
+        """Yield the rows of a query whose result may be large; call it within `snapshot`."""
         return self.execute(sql, parameters)
 
     @contextmanager
     def lenient(self) -> Generator[None]:
-        """Read texts that are not valid UTF-8 too, with a lone surrogate for each damaged byte."""
+        """Read damaged texts too, with a lone surrogate for each damaged byte; else they are an error.
+
+        Within `snapshot`, an error in `damage` that is raised through it leaves the snapshot readable.
+        """
         strict, self.text_factory = self.text_factory, decode_leniently
         try:
             yield
@@ -109,10 +115,10 @@ class SQLiteDatabase(sqlite3.Connection):
         return emptied
 
     def lock_name(self, name: str) -> None:
-        """Do nothing, because SQLite allows only one write transaction at a time."""
+        """Take a lock on a name until the transaction ends: nothing to do, as SQLite allows one writer at a time."""
 
     def clock(self) -> float:
-        """Return the time in seconds, by the clock of the machine."""
+        """Return the time in seconds, by a clock that all writers of the record share: that of the machine."""
         return time.time()
 
     def next_number(self, table: str) -> int:
@@ -126,11 +132,17 @@ class SQLiteDatabase(sqlite3.Connection):
         self.executemany("INSERT INTO messages_fts (node, text) VALUES (?, ?)", texts)
 
     def index_waiting(self) -> bool:
-        """Return False, because texts are indexed as soon as they are added."""
+        """Index some of the texts that are not indexed yet; True if more may be left: never, as all are at once."""
         return False
 
     def find_messages(self, words: Sequence[str], limit: int | None, *, prefix: str | None) -> list[tuple[str, str]]:
-        """Find messages that contain a phrase, newest first."""
+        """Find messages that contain a phrase, newest first, as `(message id, text)`.
+
+        Args:
+            words: The words of the phrase; the last may be the beginning of a longer word.
+            limit: Maximum number of messages; None finds all.
+            prefix: The owner prefix of the messages; None finds those of every owner.
+        """
         matches = self.execute(
             "SELECT node, text FROM messages_fts WHERE messages_fts MATCH ?1"
             " AND (?3 IS NULL OR substr(node, 1, instr(node, '/')) = ?3) ORDER BY rowid DESC LIMIT ?2",
@@ -143,7 +155,7 @@ class SQLiteDatabase(sqlite3.Connection):
         self.execute("INSERT INTO memories_fts (rowid, terms) VALUES (?, ?)", (number, terms))
 
     def find_memories(self, session: int, terms: Sequence[str], limit: int) -> list[Any]:
-        """Find the best matches in a session by BM25."""
+        """Find the best matches in a session for any term, by BM25, as `id`, `created_at`, `position` and `body`."""
         return self.execute(
             "SELECT m.id, m.created_at, m.position, t.body FROM memories_fts f JOIN live_memories l ON l.id = f.rowid"
             " JOIN memories m ON m.id = l.memory JOIN contents t ON t.hash = m.content"
@@ -152,7 +164,7 @@ class SQLiteDatabase(sqlite3.Connection):
         ).fetchall()
 
     def memories_with(self, session: int, phrase: str) -> list[Any]:
-        """Find indexed memories that contain a phrase."""
+        """Find indexed memories with a phrase, as `number`, `memory`, `id`, `created_at` and `body`."""
         return self.execute(
             "SELECT l.id AS number, l.memory, m.id, m.created_at, t.body FROM memories_fts f"
             " JOIN live_memories l ON l.id = f.rowid JOIN memories m ON m.id = l.memory"
@@ -161,7 +173,7 @@ class SQLiteDatabase(sqlite3.Connection):
         ).fetchall()
 
     def live_memories(self) -> list[tuple[int, str, str | None]]:
-        """Live memories of all sessions in order, as `(session, memory, terms)`."""
+        """Live memories of all sessions in order, as `(session, memory, terms)`; terms are None if not indexed."""
         query = (
             "SELECT l.session, l.memory, f.terms FROM live_memories l LEFT JOIN memories_fts f ON f.rowid = l.id"
             " ORDER BY l.id"

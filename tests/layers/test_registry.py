@@ -193,7 +193,7 @@ def test_an_invalid_turn_is_refused(turn: object) -> None:
 
 
 def test_tiers_do_not_depend_on_the_history_of_the_registry() -> None:
-    """Only entities that may be shown are looked at, and they are found again after a change as after a restart."""
+    """The same entities are shown after a change as after a restart."""
     dice, entities, refs = Random(7), SessionIdRegistry(), list[str]()
     for turn in range(1, 60):
         entities.set_turn(turn)
@@ -218,7 +218,7 @@ def test_tiers_do_not_depend_on_the_history_of_the_registry() -> None:
         assert all(again.ref_of("recipes", id) == entities.ref_of("recipes", id) for id in range(1, 31))
 
 
-def test_old_entities_are_not_looked_at() -> None:
+def test_old_entities_are_shown_only_if_retained() -> None:
     entities = SessionIdRegistry()
     for number in range(500):
         entities.set_turn(number)
