@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import isawaitable
+from threading import RLock
 from time import thread_time
 from typing import Any, Generic, TypeVar
 
@@ -95,6 +97,69 @@ async def call_within(seconds: float, callback: Callable[[Any], Any], what: Any,
     """Result of a plain or async callback for `what`; cancel an async one after `seconds` and raise `late`."""
     result = callback(what)
     return await await_within(seconds, result, late) if isawaitable(result) else result
+
+
+class SharedLock:
+    """Lock for the coroutines of all threads and event loops, in the order in which they ask for it.
+
+    An `asyncio.Lock` belongs to the first loop that waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._state = RLock()  # reentrant, because a garbage collection may end a coroutine that holds this lock
+        self._holder: asyncio.Future[None] | None = None
+        self._waiting = deque[asyncio.Future[None]]()
+
+    def locked(self) -> bool:
+        """True while a coroutine holds the lock."""
+        return self._holder is not None
+
+    async def __aenter__(self) -> None:
+        """Wait for the lock."""
+        while not await self._has_turn():
+            pass
+
+    async def __aexit__(self, *_: object) -> None:
+        """Hand the lock over to the next one."""
+        self._hand_over()
+
+    async def _has_turn(self) -> bool:
+        """Take the lock if it is free, else wait for a turn; False if it must be asked for again."""
+        turn = asyncio.get_running_loop().create_future()
+        with self._state:
+            if self._holder is None:
+                self._holder = turn
+                return True
+            self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            with self._state:
+                if self._holder is turn:  # it was handed over in the meantime
+                    self._hand_over()
+            raise
+        return self._holder is turn
+
+    def _hand_over(self) -> None:
+        """Free the lock, and give it to the first one in the queue whose event loop runs.
+
+        Those before it are only woken: their loops may never run again, and if one does, it asks again.
+        """
+        with self._state:
+            here = self._holder.get_loop() if self._holder is not None else None
+            self._holder = None
+            while self._waiting and self._holder is None:
+                turn = self._waiting.popleft()
+                loop = turn.get_loop()
+                with suppress(RuntimeError):  # the loop is closed
+                    (loop.call_soon if loop is here else loop.call_soon_threadsafe)(_wake, turn)
+                    if not turn.done() and (loop is here or loop.is_running()):
+                        self._holder = turn
+
+
+def _wake(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)
 
 
 class OutOfTimeError(ContextCompilerError):

@@ -19,7 +19,7 @@ from threading import Thread
 from typing import Any, Protocol
 
 from context_compiler.messages.printable import safe, safe_line
-from context_compiler.resilience import attempt, call
+from context_compiler.resilience import SharedLock, attempt, call
 
 _terminal: Any = import_module("termios") if find_spec("termios") else None
 """None on systems without termios."""
@@ -187,7 +187,7 @@ class ConsoleInterviewer(Interviewer):
     def __init__(self, read: Callable[[], str] | None = None, show: Callable[[str], Any] | None = None) -> None:
         """`read` returns one line, or an empty string at the end of the input; `show` prints one line."""
         self._read, self._print = read, show or _print_to_stderr
-        self._turn = asyncio.Lock()
+        self._turn = SharedLock()
         self._pending: Future[str] | None = None
 
     @property

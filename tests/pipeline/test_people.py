@@ -283,6 +283,15 @@ async def test_two_concurrent_questions_are_answered_one_after_the_other() -> No
     assert shown == ["One?", "Two?"] and [reply.text for reply in replies] == ["to One?", "to Two?"]
 
 
+def test_a_console_asks_for_one_event_loop_after_another() -> None:
+    console = ConsoleInterviewer(iter(["Y\n", "N\n"] * 2).__next__, lambda line: None)
+
+    async def two() -> list[str]:
+        return [reply.text for reply in await asyncio.gather(*map(console.ask, QUESTIONS))]
+
+    assert [asyncio.run(two()) for _ in range(2)] == [["Y", "N"]] * 2
+
+
 @pytest.mark.parametrize("recorded", [False, True])
 async def test_the_time_of_a_question_starts_when_it_is_shown(recorded: bool) -> None:
     text = graph(
