@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from context_compiler.errors import StoreError
@@ -88,7 +88,7 @@ class LateWrites:
         self.lost = 0
         """Number of abandoned writes that are not yet counted on the record."""
         self.forget()
-        _ALL.add(self)
+        forget_in_child(self)
 
     def forget(self) -> None:
         """Empty the queue, because after a fork its writes belong to the parent process."""
@@ -208,12 +208,21 @@ class LateWrites:
                 await self._report(StoreError(f"{writes} for the record will not be made: {why}"))
 
 
-_ALL: WeakSet[LateWrites] = WeakSet()
+class _Forgetful(Protocol):
+    def forget(self) -> None: ...
+
+
+_ALL: WeakSet[_Forgetful] = WeakSet()
+
+
+def forget_in_child(state: _Forgetful) -> None:
+    """Have `state.forget` called in every process that is forked from this one."""
+    _ALL.add(state)
 
 
 def _forget_all() -> None:
-    for writes in list(_ALL):
-        writes.forget()
+    for state in list(_ALL):
+        state.forget()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

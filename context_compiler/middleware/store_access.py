@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 
 from context_compiler.errors import StoreError
 from context_compiler.middleware.arguments import Arguments
-from context_compiler.middleware.late import LateWrites, Write, is_permanent
+from context_compiler.middleware.late import LateWrites, Write, forget_in_child, is_permanent
 from context_compiler.record import rows
 from context_compiler.record.database import Moment
 from context_compiler.record.files import BUSY_TIMEOUT_MS
@@ -59,6 +59,11 @@ class Overdue:
     """
 
     def __init__(self) -> None:
+        self.forget()
+        forget_in_child(self)
+
+    def forget(self) -> None:
+        """Forget all operations, because after a fork they belong to the parent process."""
         self._running = set[asyncio.Task[Any]]()
         self._watch: Thread | None = None
         self._starting = Lock()
