@@ -10,11 +10,12 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
-from inspect import isawaitable
-from threading import RLock
+from inspect import isawaitable, iscoroutinefunction
+from threading import RLock, Thread
 from time import thread_time
 from typing import Any, Generic, TypeVar
 
@@ -72,6 +73,34 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
     """Call a plain or async function, and return its result."""
     result = function(*args)
     return await result if isawaitable(result) else result
+
+
+def start_in_thread(work: Callable[[], T]) -> Future[T]:
+    """Start work in a daemon thread, in a copy of this context. Neither cancellation nor exit waits for it."""
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # not swallowed: whoever waits gets it
+            done.set_exception(error)
+
+    Thread(target=copy_context().run, args=(run,), name="context-compiler-call", daemon=True).start()
+    return done
+
+
+async def call_in_thread(function: Callable[..., Any], *args: Any) -> Any:
+    """Result of a plain or async function. A plain one runs in a thread, so that it does not block this event loop.
+
+    What it returns is awaited here, if it is awaitable. If this is cancelled, the thread goes on.
+    """
+    if iscoroutinefunction(function):
+        return await function(*args)
+    called = await asyncio.wrap_future(start_in_thread(lambda: attempt(lambda: function(*args))))
+    if called.error is not None:  # not raised by the future, which cannot raise a `StopIteration`
+        raise called.error
+    return await called.value if isawaitable(called.value) else called.value
 
 
 async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:

@@ -113,6 +113,18 @@ async def test_a_gate_that_nobody_answers_is_never_a_partial_success() -> None:
     assert (taken, reason) == ("", "max retries exceeded: human gate timeout, no default")
 
 
+async def test_the_time_limit_of_a_question_holds_for_a_plain_function() -> None:
+    free = Event()
+
+    def never(question: Question) -> str:
+        free.wait(10)
+        return "No"
+
+    taken = await gate_of(CallbackInterviewer(never), more='human.timeout="20ms" human.default_choice=a')
+    free.set()
+    assert taken == ("a", "")
+
+
 NO = (False, "no", "n", "False", AnswerValue.NO, Reply(value=AnswerValue.NO), Reply(value="N", text="because"))
 YES = (True, "yes", "y", "true", AnswerValue.YES, Reply(value=AnswerValue.YES), Reply(value="Y"))
 
