@@ -83,7 +83,7 @@ def start_in_thread(work: Callable[[], T]) -> Future[T]:
     def run() -> None:
         try:
             done.set_result(work())
-        except BaseException as error:  # not swallowed: whoever waits gets it
+        except BaseException as error:  # it is passed to whatever awaits this
             done.set_exception(error)
 
     Thread(target=copy_context().run, args=(run,), name="context-compiler-call", daemon=True).start()

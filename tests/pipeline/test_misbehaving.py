@@ -113,7 +113,7 @@ async def test_a_plain_handler_holds_up_no_other_branch_and_has_the_context_vari
     assert [branch["notes"] for branch in result.context["parallel.results"]] == ["hello", "done"]
 
 
-async def test_whatever_a_plain_handler_raises_fails_its_stage(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_exception_of_any_kind_in_a_plain_handler_fails_its_stage(caplog: pytest.LogCaptureFixture) -> None:
     reasons = {
         KeyError("k"): "KeyError: 'k'",
         StopIteration(1): "RuntimeError: coroutine raised StopIteration",
