@@ -7,6 +7,7 @@ resumes runs.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
@@ -17,7 +18,8 @@ from dataclasses import dataclass
 from inspect import isawaitable, iscoroutinefunction
 from threading import RLock, Thread
 from time import thread_time
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakSet
 
 from context_compiler.errors import ContextCompilerError
 
@@ -282,3 +284,24 @@ class Breaker:
         if self.failures >= self.limit:
             wait = min(self.longest, self.pause * 2 ** min(self.failures - self.limit, DOUBLINGS))
             self._until = time.monotonic() + wait
+
+
+class _Forgetful(Protocol):
+    def forget(self) -> None: ...
+
+
+_ALL: WeakSet[_Forgetful] = WeakSet()
+
+
+def forget_in_child(state: _Forgetful) -> None:
+    """Have `state.forget` called in every process that is forked from this one."""
+    _ALL.add(state)
+
+
+def _forget_all() -> None:
+    for state in list(_ALL):
+        state.forget()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forget_all)

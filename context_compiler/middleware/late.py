@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Protocol
-from weakref import WeakSet
+from typing import Any
 
 from context_compiler.errors import StoreError
 from context_compiler.record.database import Moment
 from context_compiler.record.rows import BrokenReference, Removed
-from context_compiler.resilience import Report, try_await
+from context_compiler.resilience import Report, forget_in_child, try_await
 
 LATE, LATE_S = 10_000, 900.0
 """Maximum number of delayed writes, and seconds after which one is abandoned."""
@@ -206,24 +204,3 @@ class LateWrites:
                 self.lost += count
                 writes = "1 write that waited" if count == 1 else f"{count} writes that waited"
                 await self._report(StoreError(f"{writes} for the record will not be made: {why}"))
-
-
-class _Forgetful(Protocol):
-    def forget(self) -> None: ...
-
-
-_ALL: WeakSet[_Forgetful] = WeakSet()
-
-
-def forget_in_child(state: _Forgetful) -> None:
-    """Have `state.forget` called in every process that is forked from this one."""
-    _ALL.add(state)
-
-
-def _forget_all() -> None:
-    for state in list(_ALL):
-        state.forget()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_forget_all)

@@ -21,13 +21,13 @@ from typing import Any, TypeVar, cast
 
 from context_compiler.errors import StoreError
 from context_compiler.middleware.arguments import Arguments
-from context_compiler.middleware.late import LateWrites, Write, forget_in_child, is_permanent
+from context_compiler.middleware.late import LateWrites, Write, is_permanent
 from context_compiler.record import rows
 from context_compiler.record.database import Moment
 from context_compiler.record.files import BUSY_TIMEOUT_MS
 from context_compiler.record.rows import Removed
 from context_compiler.record.store import SQLStore, Store, Tenants, open_store
-from context_compiler.resilience import Breaker, Report, attempt, await_within, try_await
+from context_compiler.resilience import Breaker, Report, attempt, await_within, forget_in_child, try_await
 
 T = TypeVar("T")
 
