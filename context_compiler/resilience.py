@@ -7,14 +7,19 @@ resumes runs.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
-from inspect import isawaitable
+from inspect import isawaitable, iscoroutinefunction
+from threading import RLock, Thread
 from time import thread_time
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakSet
 
 from context_compiler.errors import ContextCompilerError
 
@@ -72,6 +77,34 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
     return await result if isawaitable(result) else result
 
 
+def start_in_thread(work: Callable[[], T]) -> Future[T]:
+    """Start work in a daemon thread, in a copy of this context. Neither cancellation nor exit waits for it."""
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # it is passed to whatever awaits this
+            done.set_exception(error)
+
+    Thread(target=copy_context().run, args=(run,), name="context-compiler-call", daemon=True).start()
+    return done
+
+
+async def call_in_thread(function: Callable[..., Any], *args: Any) -> Any:
+    """Result of a plain or async function. A plain one runs in a thread, so that it does not block this event loop.
+
+    What it returns is awaited here, if it is awaitable. If this is cancelled, the thread goes on.
+    """
+    if iscoroutinefunction(function):
+        return await function(*args)
+    called = await asyncio.wrap_future(start_in_thread(lambda: attempt(lambda: function(*args))))
+    if called.error is not None:  # not raised by the future, which cannot raise a `StopIteration`
+        raise called.error
+    return await called.value if isawaitable(called.value) else called.value
+
+
 async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
     """Cancel tasks, and wait until they have ended."""
     for task in tasks:
@@ -95,6 +128,69 @@ async def call_within(seconds: float, callback: Callable[[Any], Any], what: Any,
     """Result of a plain or async callback for `what`; cancel an async one after `seconds` and raise `late`."""
     result = callback(what)
     return await await_within(seconds, result, late) if isawaitable(result) else result
+
+
+class SharedLock:
+    """Lock for the coroutines of all threads and event loops, in the order in which they ask for it.
+
+    An `asyncio.Lock` belongs to the first loop that waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._state = RLock()  # reentrant, because a garbage collection may end a coroutine that holds this lock
+        self._holder: asyncio.Future[None] | None = None
+        self._waiting = deque[asyncio.Future[None]]()
+
+    def locked(self) -> bool:
+        """True while a coroutine holds the lock."""
+        return self._holder is not None
+
+    async def __aenter__(self) -> None:
+        """Wait for the lock."""
+        while not await self._has_turn():
+            pass
+
+    async def __aexit__(self, *_: object) -> None:
+        """Hand the lock over to the next one."""
+        self._hand_over()
+
+    async def _has_turn(self) -> bool:
+        """Take the lock if it is free, else wait for a turn; False if it must be asked for again."""
+        turn = asyncio.get_running_loop().create_future()
+        with self._state:
+            if self._holder is None:
+                self._holder = turn
+                return True
+            self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            with self._state:
+                if self._holder is turn:  # it was handed over in the meantime
+                    self._hand_over()
+            raise
+        return self._holder is turn
+
+    def _hand_over(self) -> None:
+        """Free the lock, and give it to the first one in the queue whose event loop runs.
+
+        Those before it are only woken: their loops may never run again, and if one does, it asks again.
+        """
+        with self._state:
+            here = self._holder.get_loop() if self._holder is not None else None
+            self._holder = None
+            while self._waiting and self._holder is None:
+                turn = self._waiting.popleft()
+                loop = turn.get_loop()
+                with suppress(RuntimeError):  # the loop is closed
+                    (loop.call_soon if loop is here else loop.call_soon_threadsafe)(_wake, turn)
+                    if not turn.done() and (loop is here or loop.is_running()):
+                        self._holder = turn
+
+
+def _wake(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)
 
 
 class OutOfTimeError(ContextCompilerError):
@@ -188,3 +284,24 @@ class Breaker:
         if self.failures >= self.limit:
             wait = min(self.longest, self.pause * 2 ** min(self.failures - self.limit, DOUBLINGS))
             self._until = time.monotonic() + wait
+
+
+class _Forgetful(Protocol):
+    def forget(self) -> None: ...
+
+
+_ALL: WeakSet[_Forgetful] = WeakSet()
+
+
+def forget_in_child(state: _Forgetful) -> None:
+    """Have `state.forget` called in every process that is forked from this one."""
+    _ALL.add(state)
+
+
+def _forget_all() -> None:
+    for state in list(_ALL):
+        state.forget()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forget_all)

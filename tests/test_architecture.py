@@ -24,7 +24,7 @@ ALIASES = {"workflow"}
 """Public paths of names that live elsewhere: each loads them from there."""
 
 BROAD = {
-    "resilience": (2, "the one place that fails open, for plain and for awaited work"),
+    "resilience": (3, "the one place that fails open, for plain and for awaited work; a thread hands its error over"),
     "tokens": (1, "the tokenizer's panic is no Exception, and a count must not end a run"),
     "cli.testing": (1, "an exit and a skip are no Exception, and one test must not end the others"),
 }

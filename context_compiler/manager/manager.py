@@ -40,7 +40,7 @@ from context_compiler.tokens import Count, TokenCounter, as_counter
 
 
 class ContextManager:
-    """Manager of one session. Concurrent calls are served one after another.
+    """Manager of one session. Concurrent calls, from any thread or event loop, are served one after another.
 
     Args:
         memory: Source of grounding, and store of summaries.

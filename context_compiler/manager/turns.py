@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
@@ -36,7 +35,7 @@ from context_compiler.messages.history import History, Reader
 from context_compiler.middleware.reports import log_text
 from context_compiler.recall import pending_question
 from context_compiler.record.values import Compile
-from context_compiler.resilience import Breaker, attempt, try_await
+from context_compiler.resilience import Breaker, SharedLock, attempt, try_await
 from context_compiler.template import Template
 
 SUMMARY_SHARE = 4
@@ -74,7 +73,7 @@ class TurnProcessor:
     """Turns as last saved, read or restored. One of these that is missing from the saved session was removed there."""
     host: History | None = None
     """Last parsed history of the host, so that only new messages are parsed."""
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: SharedLock = field(default_factory=SharedLock)
 
     @property
     def tokens(self) -> int:

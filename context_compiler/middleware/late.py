@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
@@ -11,12 +10,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
-from weakref import WeakSet
 
 from context_compiler.errors import StoreError
 from context_compiler.record.database import Moment
 from context_compiler.record.rows import BrokenReference, Removed
-from context_compiler.resilience import Report, try_await
+from context_compiler.resilience import Report, forget_in_child, try_await
 
 LATE, LATE_S = 10_000, 900.0
 """Maximum number of delayed writes, and seconds after which one is abandoned."""
@@ -88,7 +86,7 @@ class LateWrites:
         self.lost = 0
         """Number of abandoned writes that are not yet counted on the record."""
         self.forget()
-        _ALL.add(self)
+        forget_in_child(self)
 
     def forget(self) -> None:
         """Empty the queue, because after a fork its writes belong to the parent process."""
@@ -206,15 +204,3 @@ class LateWrites:
                 self.lost += count
                 writes = "1 write that waited" if count == 1 else f"{count} writes that waited"
                 await self._report(StoreError(f"{writes} for the record will not be made: {why}"))
-
-
-_ALL: WeakSet[LateWrites] = WeakSet()
-
-
-def _forget_all() -> None:
-    for writes in list(_ALL):
-        writes.forget()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_forget_all)

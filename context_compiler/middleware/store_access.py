@@ -27,7 +27,7 @@ from context_compiler.record.database import Moment
 from context_compiler.record.files import BUSY_TIMEOUT_MS
 from context_compiler.record.rows import Removed
 from context_compiler.record.store import SQLStore, Store, Tenants, open_store
-from context_compiler.resilience import Breaker, Report, attempt, await_within, try_await
+from context_compiler.resilience import Breaker, Report, attempt, await_within, forget_in_child, try_await
 
 T = TypeVar("T")
 
@@ -59,6 +59,11 @@ class Overdue:
     """
 
     def __init__(self) -> None:
+        self.forget()
+        forget_in_child(self)
+
+    def forget(self) -> None:
+        """Forget all operations, because after a fork they belong to the parent process."""
         self._running = set[asyncio.Task[Any]]()
         self._watch: Thread | None = None
         self._starting = Lock()

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import import_module
 from importlib.util import find_spec
-from threading import Thread
 from typing import Any, Protocol
 
 from context_compiler.messages.printable import safe, safe_line
-from context_compiler.resilience import attempt, call
+from context_compiler.resilience import SharedLock, call_in_thread, start_in_thread
 
 _terminal: Any = import_module("termios") if find_spec("termios") else None
 """None on systems without termios."""
@@ -187,7 +186,7 @@ class ConsoleInterviewer(Interviewer):
     def __init__(self, read: Callable[[], str] | None = None, show: Callable[[str], Any] | None = None) -> None:
         """`read` returns one line, or an empty string at the end of the input; `show` prints one line."""
         self._read, self._print = read, show or _print_to_stderr
-        self._turn = asyncio.Lock()
+        self._turn = SharedLock()
         self._pending: Future[str] | None = None
 
     @property
@@ -267,7 +266,7 @@ class ConsoleInterviewer(Interviewer):
     async def _next_line(self) -> str:
         """Return the line that a thread reads. If nobody waits for it any longer, it is left to the next question."""
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-        self._pending = line = self._pending or _read_in_thread(self._read or _read_stdin)
+        self._pending = line = self._pending or start_in_thread(self._read or _read_stdin)
 
         def wake(_: Future[str]) -> None:
             with suppress(RuntimeError):  # the loop is closed, so nobody waits for the line
@@ -284,29 +283,14 @@ def _read_stdin() -> str:
     return sys.stdin.readline() if sys.stdin is not None else ""  # pyright: ignore[reportUnnecessaryComparison]  # it is None without a console
 
 
-def _read_in_thread(read: Callable[[], str]) -> Future[str]:
-    """Read a line on a daemon thread, so that neither cancellation nor exit has to wait for it."""
-    line: Future[str] = Future()
-
-    def work() -> None:
-        done = attempt(read)
-        if done.error is not None:
-            line.set_exception(done.error)
-        else:
-            line.set_result(done.value or "")
-
-    Thread(target=work, daemon=True).start()
-    return line
-
-
 def _print_to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 class CallbackInterviewer(Interviewer):
-    """Asks a function, plain or async, that returns a string, True or False, an option or a reply.
+    """Asks a function that returns a string, True or False, an option or a reply; None skips the question.
 
-    None skips the question.
+    A function that is plain instead of async runs in a thread of its own, which goes on after a timeout.
     """
 
     def __init__(self, answer: Callable[[Question], Any], inform: Callable[[str, str], Any] | None = None) -> None:
@@ -315,12 +299,12 @@ class CallbackInterviewer(Interviewer):
 
     async def ask(self, question: Question) -> Reply:
         """Return the function's answer."""
-        return _to_reply(question, await call(self._answer, question))
+        return _to_reply(question, await call_in_thread(self._answer, question))
 
     async def inform(self, message: str, stage: str = "") -> None:
         """Pass the message to `inform`, if it was given."""
         if self._inform is not None:
-            await call(self._inform, message, stage)
+            await call_in_thread(self._inform, message, stage)
 
 
 class QueueInterviewer(Interviewer):

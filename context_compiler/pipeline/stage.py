@@ -24,7 +24,7 @@ from context_compiler.pipeline.graph import Graph, Node
 from context_compiler.pipeline.preamble import build_fidelity_preamble
 from context_compiler.pipeline.state import ContextStore, Outcome, RunState, StageStatus, failure, find_outcome
 from context_compiler.pipeline.threads import Session
-from context_compiler.resilience import call, try_await
+from context_compiler.resilience import call_in_thread, try_await
 
 STATUS_FILE = "status.json"
 
@@ -203,7 +203,10 @@ HandlerResult: TypeAlias = "Outcome | str | Mapping[str, Any] | None"
 
 @runtime_checkable
 class Handler(Protocol):
-    """Runs stages of one type. A function that takes a stage, plain or async, works as a handler too."""
+    """Runs stages of one type. A function that takes a stage works as a handler too.
+
+    What is plain instead of async runs in a thread of its own, which goes on after a timeout.
+    """
 
     async def execute(self, stage: Stage) -> HandlerResult:
         """Run a stage. An exception fails the stage, not the run."""
@@ -337,7 +340,7 @@ async def _attempt_once(handler: HandlerLike, stage: Stage, *, limit: float | No
     timeout = asyncio.timeout(limit)
     try:
         async with timeout:
-            tried = await try_await(call(lambda: cast(Any, getattr(handler, "execute", handler))(stage)))
+            tried = await try_await(_call(handler, stage))
     except TimeoutError:
         if not timeout.expired():
             raise
@@ -352,6 +355,10 @@ async def _attempt_once(handler: HandlerLike, stage: Stage, *, limit: float | No
         kind = type(tried.error).__name__
         return replace(failure(f"{kind}: {tried.error}"[:EXCERPT]), error=kind), transient
     return outcome_from(tried.value, stage), False
+
+
+async def _call(handler: HandlerLike, stage: Stage) -> Any:
+    return await call_in_thread(cast(Any, getattr(handler, "execute", handler)), stage)
 
 
 def outcome_from(answer: object, stage: Stage) -> Outcome:

@@ -27,7 +27,7 @@ from context_compiler.pipeline.resume import continue_run
 from context_compiler.pipeline.state import RunState
 from context_compiler.pipeline.stores import Event
 from context_compiler.pipeline.stores.sql import SQLRuns
-from context_compiler.resilience import call, cancel_and_wait
+from context_compiler.resilience import call, cancel_and_wait, try_await
 
 log = logging.getLogger("context_compiler.pipeline")
 
@@ -68,7 +68,9 @@ class Worker:
     """Reasons for cancellation of cancelled runs of this worker, by run id."""
     _last_poll: float = field(init=False, default=-math.inf)
     """Monotonic time of the last search for cancelled runs and runs of dead workers."""
-    _stop: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _is_stopped: bool = field(init=False, default=False)
+    _stop: asyncio.Event | None = field(init=False, default=None)
+    """Set by `stop`; new in each `run`, because it belongs to one event loop."""
 
     @property
     def queue(self) -> RunQueue:
@@ -77,13 +79,16 @@ class Worker:
 
     def stop(self) -> None:
         """Stop taking runs, and give back the current ones at their last saved states."""
-        self._stop.set()
+        self._is_stopped = True
+        if self._stop is not None:
+            self._stop.set()
 
     async def run(self, *, until_empty: bool = False) -> None:
         """Take runs until `stop`, or with `until_empty` until all runs left wait for people or were put back."""
+        self._stop = asyncio.Event()
         stopping = asyncio.create_task(self._stop.wait())
         try:
-            while not self._stop.is_set():
+            while not self._is_stopped:
                 empty = await self._take_runs()
                 if until_empty and empty:
                     return
@@ -139,9 +144,11 @@ class Worker:
             await asyncio.sleep(self.poll)  # because the next attempt may fail in the same way
 
     async def notify(self, run_id: str, change: str, reason: str = "") -> None:
-        """Call `on_change` with a change of a run."""
+        """Call `on_change` with a change of a run; its errors are logged."""
         if self.on_change is not None:
-            await call(self.on_change, run_id, change, reason)
+            notified = await try_await(call(self.on_change, run_id, change, reason))
+            if notified.error is not None:
+                log.warning("on_change failed: %s", log_text(notified.error))
 
 
 class _Execution:

@@ -256,6 +256,38 @@ def test_after_a_fork_only_the_parent_has_the_delayed_writes(tmp_path: Path) -> 
     assert len(asyncio.run(store.views("talk"))) == 1 and asyncio.run(store.verify()) == ()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork")
+def test_a_process_forked_while_the_record_is_slow_records_its_requests(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "context.db", busy_timeout_ms=60_000)
+    faulty = Faulty(Notes(), store=store, record_timeout=0.05)
+
+    async def ask_in_child() -> None:
+        await faulty.ask("first", conversation_id="child")
+        async with asyncio.timeout(PATIENT_S):
+            while not await store.views("child"):
+                await asyncio.sleep(0.01)
+        await faulty.ours.aclose()
+
+    async def main() -> None:
+        await faulty.ask("first", conversation_id="parent")
+        release = locked(store.path)
+        await faulty.ask("second", conversation_id="parent")
+        release()
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                asyncio.run(ask_in_child())
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        await faulty.ours.aclose()
+        assert [len(await store.views(name)) for name in ("parent", "child")] == [2, 1] and await store.verify() == ()
+
+    asyncio.run(main())
+
+
 async def test_reads_and_manual_steps_include_delayed_writes(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "context.db")
     faulty = Faulty(Notes(), store=store)

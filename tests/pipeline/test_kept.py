@@ -16,6 +16,7 @@ from context_compiler.errors import PipelineError
 from context_compiler.ids import text_hash
 from context_compiler.pipeline import (
     Event,
+    FileRuns,
     MemoryRuns,
     Outcome,
     RunInfo,
@@ -181,6 +182,19 @@ async def test_a_full_disk_leaves_the_state_before_in_a_database(tmp_path: Path)
     again = SQLiteRuns(tmp_path / "runs.db")
     assert await again.load("r") == replace(STATE, context={"small": 1})
     await again.close()
+
+
+async def test_the_event_after_a_full_disk_is_kept_in_a_file(tmp_path: Path) -> None:
+    store = FileRuns(tmp_path)
+    await store.begin(INFO, {})
+    events = [Event(kind="k", run_id="r", sequence=number, at="", data={"x": "y" * 99}) for number in range(1, 5)]
+    await store.add("r", events[0])
+    size = (store.folder("r") / "events.jsonl").stat().st_size
+    with full_disk(size + 60), pytest.raises(PipelineError):
+        await store.add("r", events[1])
+    for event in events[2:]:
+        await store.add("r", event)
+    assert [event.sequence for event in await store.events("r")] == [1, 3, 4]
 
 
 async def test_a_run_that_cannot_be_saved_stops_with_a_clear_error() -> None:

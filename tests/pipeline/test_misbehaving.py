@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from context_compiler.pipeline import (
     run_pipeline,
 )
 from tests.pipeline.playing import Script, graph, play
+
+LONG_S = 10.0
 
 OK, FAIL, RETRY = (
     Outcome(),
@@ -70,6 +74,60 @@ async def test_a_handler_that_hangs_is_ended_by_its_timeout() -> None:
     text = graph('a [type=hang timeout="50ms"]; start->a->done')
     result = await run_pipeline(text, handlers={"hang": hang}, strict_failure_edges=True)
     assert result.failure_reason == "a: timed out after 0.05 s"
+
+
+async def test_a_plain_handler_that_hangs_is_ended_by_its_timeout() -> None:
+    free = threading.Event()
+
+    def hang(stage: Stage) -> str:
+        free.wait(LONG_S)
+        return "too late"
+
+    text = graph('a [type=hang timeout="50ms"]; start->a->done')
+    result = await run_pipeline(text, handlers={"hang": hang}, strict_failure_edges=True)
+    free.set()
+    assert result.failure_reason == "a: timed out after 0.05 s"
+
+
+async def test_a_plain_handler_holds_up_no_other_branch_and_has_the_context_variables_of_the_run() -> None:
+    free = threading.Event()
+    said = ContextVar("said", default="nothing")
+
+    def wait(stage: Stage) -> Any:
+        assert free.wait(LONG_S)
+        return answer(said.get())
+
+    async def answer(text: str) -> str:
+        return text
+
+    async def let_go(stage: Stage) -> str:
+        free.set()
+        return "done"
+
+    said.set("hello")
+    text = graph(
+        "p [shape=component max_parallel=2]; f [shape=tripleoctagon]; a [type=wait]; b [type=free]; "
+        "start->p; p->a->f; p->b->f; f->done"
+    )
+    result = await run_pipeline(text, handlers={"wait": wait, "free": let_go})
+    assert [branch["notes"] for branch in result.context["parallel.results"]] == ["hello", "done"]
+
+
+async def test_an_exception_of_any_kind_in_a_plain_handler_fails_its_stage(caplog: pytest.LogCaptureFixture) -> None:
+    reasons = {
+        KeyError("k"): "KeyError: 'k'",
+        StopIteration(1): "RuntimeError: coroutine raised StopIteration",
+        asyncio.CancelledError(): "the handler was cancelled",
+    }
+    for error, reason in reasons.items():
+
+        def fail(stage: Stage, error: BaseException = error) -> None:
+            raise error
+
+        text = graph('a; start->a; a->done [condition="outcome=fail"]')
+        result = await asyncio.wait_for(run_pipeline(text, handlers={"codergen": fail}), LONG_S)
+        assert result.outcomes["a"].failure_reason == reason
+    assert not caplog.records
 
 
 async def test_a_handler_cancelled_from_within_fails_and_the_run_continues() -> None:

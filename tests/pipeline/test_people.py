@@ -113,6 +113,18 @@ async def test_a_gate_that_nobody_answers_is_never_a_partial_success() -> None:
     assert (taken, reason) == ("", "max retries exceeded: human gate timeout, no default")
 
 
+async def test_the_time_limit_of_a_question_holds_for_a_plain_function() -> None:
+    free = Event()
+
+    def never(question: Question) -> str:
+        free.wait(10)
+        return "No"
+
+    taken = await gate_of(CallbackInterviewer(never), more='human.timeout="20ms" human.default_choice=a')
+    free.set()
+    assert taken == ("a", "")
+
+
 NO = (False, "no", "n", "False", AnswerValue.NO, Reply(value=AnswerValue.NO), Reply(value="N", text="because"))
 YES = (True, "yes", "y", "true", AnswerValue.YES, Reply(value=AnswerValue.YES), Reply(value="Y"))
 
@@ -281,6 +293,15 @@ async def test_two_concurrent_questions_are_answered_one_after_the_other() -> No
     console = ConsoleInterviewer(typed.get, show)
     replies = await asyncio.gather(*(console.ask(Question(text=text)) for text in ("One?", "Two?")))
     assert shown == ["One?", "Two?"] and [reply.text for reply in replies] == ["to One?", "to Two?"]
+
+
+def test_a_console_asks_for_one_event_loop_after_another() -> None:
+    console = ConsoleInterviewer(iter(["Y\n", "N\n"] * 2).__next__, lambda line: None)
+
+    async def two() -> list[str]:
+        return [reply.text for reply in await asyncio.gather(*map(console.ask, QUESTIONS))]
+
+    assert [asyncio.run(two()) for _ in range(2)] == [["Y", "N"]] * 2
 
 
 @pytest.mark.parametrize("recorded", [False, True])

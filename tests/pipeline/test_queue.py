@@ -17,6 +17,7 @@ from context_compiler.pipeline import (
     Reply,
     RunConfig,
     RunQueue,
+    SQLiteRuns,
     SQLRuns,
     Stage,
     StageStatus,
@@ -439,6 +440,49 @@ async def test_a_worker_does_not_spin_on_a_run_that_it_cannot_even_take(
 def _now(run_id: str) -> Statement:
     """Ends the pause of a run."""
     return Statement("UPDATE queue SET due = NULL WHERE run = ? AND state = 'queued'", (run_id,))
+
+
+async def test_a_listener_that_fails_stops_no_run(open_runs: OpenSQL, caplog: pytest.LogCaptureFixture) -> None:
+    runs = open_runs()
+    await RunQueue(runs).submit(graph("a; start->a->done"), run_id="r")
+
+    async def listen(run_id: str, change: str, reason: str) -> None:
+        raise ConnectionError("at https://example.org/secret")
+
+    runner, _ = worker(runs)
+    runner.on_change = listen
+    await runner.run(until_empty=True)
+    state = await runs.load("r")
+    assert state is not None and state.status == "success"
+    assert caplog.text.count("on_change failed: ConnectionError") == 2 and "secret" not in caplog.text
+    await runs.close()
+
+
+def test_a_worker_rests_between_polls_in_every_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = SQLiteRuns(tmp_path / "runs.db")
+    transactions, transact = list[int](), runs.database.transact
+
+    async def counted(*statements: Statement) -> Any:
+        transactions[-1] += 1
+        return await transact(*statements)
+
+    async def slow(stage: Stage) -> str:
+        await asyncio.sleep(0.3)
+        return "done"
+
+    async def submit_and_work() -> None:
+        await RunQueue(runs).submit(graph("a; start->a->done"))
+        await runner.run(until_empty=True)
+
+    monkeypatch.setattr(runs.database, "transact", counted)
+    runner, _ = worker(runs, configure=lambda taken: RunConfig(handlers={"codergen": slow}), poll=30.0)
+    for _ in range(2):
+        transactions.append(0)
+        asyncio.run(submit_and_work())
+    assert transactions[1] < 2 * transactions[0]
+    runner.stop()
+    asyncio.run(runner.run())  # ends at once
+    asyncio.run(runs.close())
 
 
 async def test_a_stopped_worker_returns_its_runs_in_their_last_states(open_runs: OpenSQL) -> None:

@@ -35,8 +35,6 @@ class FileRuns:
     def __init__(self, root: str | Path, *, alone: bool = False) -> None:
         self.root = Path(root)
         self._alone = alone
-        self._added: set[str] = set()
-        """Runs whose event file is known to end with a complete line, because this store has appended to it."""
         self._checkpoints: dict[str, CheckpointFolder] = {}
 
     def folder(self, run_id: str) -> Path:
@@ -69,13 +67,14 @@ class FileRuns:
         self._checkpoints.setdefault(run_id, CheckpointFolder(self.folder(run_id))).save(state)
 
     async def add(self, run_id: str, event: Event) -> None:
-        """Append an event."""
+        """Append an event, on a line of its own even if a crash or a full disk left the line before incomplete."""
         path = self.folder(run_id) / EVENTS
         try:
-            partial_line = run_id not in self._added and _has_partial_line(path)
-            with open(path, "a", encoding="utf-8", opener=open_private) as file:
-                file.write("\n" * partial_line + json.dumps(event.document()) + "\n")
-            self._added.add(run_id)
+            with open(path, "a+b", opener=open_private) as file:
+                if file.tell():
+                    file.seek(-1, os.SEEK_END)
+                partial_line = file.read() not in (b"", b"\n")
+                file.write(b"\n" * partial_line + json.dumps(event.document()).encode() + b"\n")
         except OSError as error:
             raise PipelineError(f"{path}: {error.strerror or error}") from error
 
@@ -174,15 +173,6 @@ def _parse_line(line: bytes) -> Event | None:
     except (ValueError, TypeError, RecursionError):
         return None
     return event if type(event.sequence) is int else None
-
-
-def _has_partial_line(path: Path) -> bool:
-    """True if a crash or a full disk left an incomplete line at the end of a file."""
-    if not path.exists() or not path.stat().st_size:
-        return False
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read() != b"\n"
 
 
 def in_folder(folder: str | Path) -> FileRuns:
