@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,12 @@ async def test_a_search_without_matches_reports_that_nothing_was_found() -> None
 async def test_a_search_names_the_ids_of_its_query_that_nobody_has_said() -> None:
     assert "Never said here: ZZ-9999" in await used("recall_search", {"query": "locker ZZ-9999 in Ghent"}, past())
     assert "Never said" not in await used("recall_search", {"query": "the locker in Ghent"}, past())
+
+
+@pytest.mark.parametrize("form", ["%B", "%Y-%m-%d"])
+async def test_a_search_in_the_first_turn_for_the_current_month_or_day_finds_nothing(form: str) -> None:
+    query = f"What did we decide, {datetime.now(UTC):{form}}?"
+    assert "Nothing was found" in await used("recall_search", {"query": query}, [])
 
 
 async def test_a_turn_is_read_word_for_word() -> None:
