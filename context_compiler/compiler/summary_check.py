@@ -32,7 +32,7 @@ _NOTHING = re.compile(r"\W*(none|null|nothing|n/?a|no (content|summary|notes)( p
 _FENCE = re.compile(r"=== (?:BEGIN|END) ([\w -]+) ===")
 _WORD = re.compile(r"[^\W\d_]+")
 _FORM = re.compile(r"\A(?:\s*#.*|[^.!?:]*:|\s*(?:[-*+]|\d+[.)])(?:\s*\*\*.*?\*\*|[^.!?]*$))")
-"""Beginning of a line that a summary may have to repeat: a heading, a label, or an item of a list without a sentence."""
+"""Beginning of a line that a summary may have to repeat: a heading, a label, or a list item without a sentence."""
 _UNSPACED = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _TOKEN = re.compile(rf"[{_UNSPACED}]|[^\W\d_{_UNSPACED}]{{1,30}}|\d+(?:[.,:/-]\d+)*")
 """A character of a script without spaces, any other word, or a number."""
