@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator, Sequence, Set
 
 from context_compiler.messages.fences import SUMMARY_PREFIX
-from context_compiler.template.front_matter import contract
 
 PIECE = 1_500
 """Characters of a piece."""
@@ -31,8 +30,11 @@ COPIED = 8
 _NOTHING = re.compile(r"\W*(none|null|nothing|n/?a|no (content|summary|notes)( provided)?)?\W*", re.IGNORECASE)
 _FENCE = re.compile(r"=== (?:BEGIN|END) ([\w -]+) ===")
 _WORD = re.compile(r"[^\W\d_]+")
-_FORM = re.compile(r"\A(?:\s*#.*|[^.!?:]*:|\s*(?:[-*+]|\d+[.)])(?:\s*\*\*.*?\*\*|[^.!?]*$))")
-"""Beginning of a line that a summary may have to repeat: a heading, a label, or a list item without a sentence."""
+_FORM = re.compile(
+    r"(?m)^ *(```|~~~)[\s\S]*?(?:^ *\1|\Z)"
+    r"|^(?: *#.*|[^.!?:\n]*:| *(?:[-*+]|\d+[.)])(?: *\*\*.*?\*\*|[^.!?\n]*$))"
+)
+"""Parts of a prompt that a summary may repeat: a fenced form, a heading, a label, a list item that is no sentence."""
 _UNSPACED = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _TOKEN = re.compile(rf"[{_UNSPACED}]|[^\W\d_{_UNSPACED}]{{1,30}}|\d+(?:[.,:/-]\d+)*")
 """A character of a script without spaces, any other word, or a number."""
@@ -99,14 +101,13 @@ def _names_nothing(said: Sequence[str], material: str) -> bool:
 def _copies_frame(text: str, material: str, instructions: str) -> bool:
     """True if a text contains a fence or eight words in a row of ours that the material does not contain.
 
-    What a summary has to repeat is not compared: headings, labels and the template's contract.
+    What a summary has to repeat is not compared: headings, labels and fenced forms.
     """
     if SUMMARY_PREFIX in text and SUMMARY_PREFIX not in material:
         return True
     if set(_FENCE.findall(text)) - set(_FENCE.findall(material)):
         return True
-    lines = set(instructions.split("\n")).difference((contract(instructions) or "").split("\n"))
-    ours = {run for line in lines for run in _runs(_FORM.sub("", line))}
+    ours = {run for line in _FORM.sub("", instructions).split("\n") for run in _runs(line)}
     copied = {run for run in _runs(text) if run in ours}
     return bool(copied) and not copied <= set(_runs(material))
 
