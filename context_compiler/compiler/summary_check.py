@@ -7,7 +7,7 @@ for in pieces of `PIECE` characters, because long texts repeat more. Nothing is 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 
 from context_compiler.messages.fences import SUMMARY_PREFIX
 
@@ -25,11 +25,16 @@ the first `LONG` letters. A text needs at least `FEW` of them. So many short one
 FEW = 24
 
 COPIED = 8
-"""Words in a row that count as copied from the instructions."""
+"""Words in a row that count as copied from a line of the instructions."""
 
 _NOTHING = re.compile(r"\W*(none|null|nothing|n/?a|no (content|summary|notes)( provided)?)?\W*", re.IGNORECASE)
 _FENCE = re.compile(r"=== (?:BEGIN|END) ([\w -]+) ===")
 _WORD = re.compile(r"[^\W\d_]+")
+_FORM = re.compile(
+    r"(?m)^ *(```|~~~)[\s\S]*?(?:^ *\1|\Z)"
+    r"|^(?: *#.*|[^.!?:\n]*:| *(?:[-*+]|\d+[.)])(?: *\*\*.*?\*\*|[^.!?\n]*$))"
+)
+"""Parts of a prompt that a summary may repeat: a fenced form, a heading, a label, a list item that is no sentence."""
 _UNSPACED = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _TOKEN = re.compile(rf"[{_UNSPACED}]|[^\W\d_{_UNSPACED}]{{1,30}}|\d+(?:[.,:/-]\d+)*")
 """A character of a script without spaces, any other word, or a number."""
@@ -54,9 +59,13 @@ def summary_fault(text: str, *, material: str, instructions: str, previous: str)
         return "it repeats its instructions"
     if any(_repeats(piece) for piece in _pieces(text)):
         return "it repeats itself"
-    if _names_nothing(text, material):
+    said = [_stem(word) for word in _TOKEN.findall(text.casefold())]
+    known = {_stem(word) for word in _TOKEN.findall(material.casefold())}
+    if not _is_one_language(said, known):
+        return None
+    if _names_nothing(said, material):
         return "it names nothing that is in the conversation"
-    return "most of its words are not in the conversation" if _invents(text, material) else None
+    return "most of its words are not in the conversation" if _invents(said, known) else None
 
 
 def _flat(text: str) -> str:
@@ -78,18 +87,27 @@ def _repeats(piece: str) -> bool:
     return len(grams) > GRAM and not lists_numbers and 1 - len(set(grams)) / len(grams) > REPEATED
 
 
-def _names_nothing(text: str, material: str) -> bool:
-    names = {word[:LONG].casefold() for word in _WITHIN.findall(material) if word[0].isupper()}
-    return len(names) > GRAM and not any(word[:LONG] in names for word in _TOKEN.findall(text.casefold()))
+def _is_one_language(said: Sequence[str], known: Set[str]) -> bool:
+    """True if a text has as many short words of the material as texts in one language share."""
+    shorter = [word for word in said if len(word) < LONG and not word[0].isdigit()]
+    return sum(word in known for word in shorter) >= KNOWN * len(shorter)
+
+
+def _names_nothing(said: Sequence[str], material: str) -> bool:
+    names = {_stem(word.casefold()) for word in _WITHIN.findall(material) if word[0].isupper()}
+    return len(names) > GRAM and names.isdisjoint(said)
 
 
 def _copies_frame(text: str, material: str, instructions: str) -> bool:
-    """True if a text contains a fence or eight words in a row of ours that the material does not contain."""
+    """True if a text contains a fence or eight words in a row of ours that the material does not contain.
+
+    What a summary has to repeat is not compared: headings, labels and fenced forms.
+    """
     if SUMMARY_PREFIX in text and SUMMARY_PREFIX not in material:
         return True
     if set(_FENCE.findall(text)) - set(_FENCE.findall(material)):
         return True
-    ours = set(_runs(instructions))
+    ours = {run for line in _FORM.sub("", instructions).split("\n") for run in _runs(line)}
     copied = {run for run in _runs(text) if run in ours}
     return bool(copied) and not copied <= set(_runs(material))
 
@@ -99,15 +117,10 @@ def _runs(text: str) -> Iterator[tuple[str, ...]]:
     return zip(*(words[start:] for start in range(COPIED)), strict=False)
 
 
-def _invents(text: str, material: str) -> bool:
-    """True if most of the numbers and longer words are not in the material, although both are in one language."""
-    said = [_stem(word) for word in _TOKEN.findall(text.casefold())]
-    stems = {_stem(word) for word in _TOKEN.findall(material.casefold())}
+def _invents(said: Sequence[str], known: Set[str]) -> bool:
+    """True if most of the numbers and longer words are not in the material."""
     longer = [word for word in said if len(word) >= LONG or word[0].isdigit()]
-    shorter = [word for word in said if len(word) < LONG and not word[0].isdigit()]
-    if len(longer) < FEW or sum(word in stems for word in shorter) < KNOWN * len(shorter):
-        return False
-    return sum(word in stems for word in longer) < KNOWN * len(longer)
+    return len(longer) >= FEW and sum(word in known for word in longer) < KNOWN * len(longer)
 
 
 def _stem(word: str) -> str:

@@ -98,7 +98,9 @@ def _news(db: Database, seen: Mapping[int, tuple[Name, str]]) -> tuple[list[News
         before = before if name == (session, created) else None
         if before != tip and left > 0:
             bodies, goes_on = browse.messages_since(db, tip, before, READ)
-            news.append(News(number=number, name=(session, created), tip=tip, bodies=bodies, goes_on=goes_on))
+            news.append(
+                News(number=number, name=(session, created), before=before, tip=tip, bodies=bodies, goes_on=goes_on)
+            )
             left -= len(bodies)
     return news, {number: (session, created) for number, session, created, _ in there}
 

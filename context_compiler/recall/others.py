@@ -72,6 +72,8 @@ class News:
 
     number: int
     name: Name
+    before: str | None
+    """Last indexed chain id when the messages were read; None if none was."""
     tip: str
     bodies: Sequence[bytes]
     """Canonical JSON of the new messages, oldest first."""
@@ -104,11 +106,17 @@ class OtherConversations:
             return {number: (session.name, session.tip) for number, session in self._all.items()}
 
     def take(self, news: Sequence[News], alive: Mapping[int, Name]) -> None:
-        """Index new messages, and remove every conversation that is not in `alive`."""
+        """Index new messages, and remove every conversation that is not in `alive`.
+
+        Messages of a conversation that another search has indexed further since they were read are skipped.
+        """
         with self._lock:
             for number in [number for number, old in self._all.items() if alive.get(number) != old.name]:
                 self._forget(number)
             for conversation in news:
+                indexed = self._all.get(conversation.number)
+                if (indexed.tip if indexed else None) != conversation.before:
+                    continue
                 if not conversation.goes_on:
                     self._forget(conversation.number)
                 self._extend(conversation)

@@ -155,11 +155,18 @@ class Asked:
 
     @cached_property
     def days(self) -> list[float]:
-        """Closeness of each day of the conversation to the month, or the date, that the question names; else none."""
+        """Closeness of each day to the month, or the date, that the question names; else none.
+
+        A day on which nothing was said before the question, such as its own, has 0.
+        """
         named, dates = self.question.months, bool(self.question.dates)
         if not named and not dates:
             return []
-        return [((day[5:7] in named) + self._closeness(day)) / (1 + dates) for day in self.index.days]
+        before = set(self.index.sessions[: self.stop][: self.without])
+        return [
+            ((day[5:7] in named) + self._closeness(day)) / (1 + dates) if number in before else 0.0
+            for number, day in enumerate(self.index.days)
+        ]
 
     def _closeness(self, day: str) -> float:
         """Closeness of a day to a date of the question: 1 on the date, 0 before it and from `SOON` days after it."""

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import chain, pairwise
 from types import MappingProxyType
 from typing import Any
-from unicodedata import normalize
+from unicodedata import category, normalize
 
 import snowballstemmer  # pyright: ignore[reportMissingTypeStubs] # it ships none
 
@@ -81,13 +81,15 @@ IRREGULAR = MappingProxyType(
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fff\u3040-\ua4cf\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 )
-_WORD = re.compile(rf"[{_UNSPACED}]+|[^\W_{_UNSPACED}]+(?:['’][^\W_{_UNSPACED}]+)?")
+_MARKS = "".join(char for char in map(chr, range(ord("\u0e00"))) if category(char).startswith("M"))
+"""Vowel signs and other marks, which are parts of words but not of `\\w`. Those of later scripts are in `_UNSPACED`."""
+_SPACED = rf"[^\W_{_UNSPACED}]+(?:[{_MARKS}][^\W_{_UNSPACED}]*)*"
+_WORD = re.compile(rf"[{_UNSPACED}]+|{_SPACED}(?:['’]{_SPACED})?")
 _ASCII = re.compile(r"[a-z0-9]+(?:'[a-z0-9]+)?")
-_JOINED = re.compile(r"[\w./\\:@#+-]+")
+_JOINED = re.compile(rf"[\w{_MARKS}./\\:@#+-]+")
 _MARKED = re.compile(r"[\d_/\\@]|\w[.:]\w|[a-z][A-Z]")
-_IN_WORD = re.compile(
-    rf"(?<=[^\W{_UNSPACED}])(?=[./\\:@#+-]?[^\W{_UNSPACED}])|(?<=[^\W{_UNSPACED}][./\\:@#+-])(?=[^\W{_UNSPACED}])"
-)
+_PART = rf"(?:[^\W{_UNSPACED}]|[{_MARKS}])"
+_IN_WORD = re.compile(rf"(?<={_PART})(?=[./\\:@#+-]?{_PART})|(?<={_PART}[./\\:@#+-])(?={_PART})")
 """A place within a word, an id or a number; none is within a word of a script without spaces."""
 _APART = re.compile(r"[\W_]+")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])|_")

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from os.path import commonprefix
+from unicodedata import normalize
 
 from context_compiler.cache import CACHED, Memo
 from context_compiler.messages.history import History
@@ -100,6 +101,7 @@ def _plain(text: str) -> str:
 
 def _exact_terms(text: str) -> Iterator[tuple[str, str]]:
     """Exact terms of a text, and the form in which plain texts contain them; that of a date is YYYY-MM-DD, or MM-DD."""
+    text = normalize("NFC", text)
     for written, date in dated(text):
         yield written, date
         text = text.replace(written, " ")

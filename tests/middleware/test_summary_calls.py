@@ -16,6 +16,7 @@ from pydantic_ai.settings import ModelSettings
 
 from context_compiler import ContextCompiler, MemoryStore
 from context_compiler.compiler.summary_check import summary_fault
+from context_compiler.template import Template
 from context_compiler.tokens import TokenCounter
 from tests.support.agents import Talker
 from tests.support.builders import assistant, prose, user
@@ -87,6 +88,53 @@ async def test_only_a_finished_answer_of_its_size_is_a_summary(answer: Answer, u
     await life.turns(14)
     assert writer.prompts and ("which gate opens first" in life.sent) is used
     assert not any(view.status == "fallback" for view in life.views)
+
+
+YAML = """Say what is still open as clearly and as briefly as you can. Answer in this form:
+
+```yaml
+goal: ...
+constraints: [...]
+decisions: [...]
+files_touched: [...]
+open_questions: [...]
+next_step: ...
+```
+"""
+HEADINGS = """Say what is still open as clearly and as briefly as you can. Use these headings:
+
+## What the user wants and why it matters now
+- **Everything that was decided, by whom, and for which reason**: only what still holds.
+- What is open and has to be done next
+"""
+IN_YAML = """goal: find out which gate opens first
+constraints: []
+decisions: []
+files_touched: []
+open_questions: []
+next_step: ask the keeper"""
+UNDER_HEADINGS = """## What the user wants and why it matters now
+To find out which gate opens first.
+- **Everything that was decided, by whom, and for which reason**: none.
+- What is open and has to be done next: ask the keeper."""
+
+
+@pytest.mark.parametrize(
+    ("body", "answer", "used"),
+    [
+        (YAML, IN_YAML, True),
+        (HEADINGS, UNDER_HEADINGS, True),
+        (YAML, f"{SUMMARY} I say what is still open as clearly and as briefly as I can.", False),
+        (HEADINGS, f"{SUMMARY} I say what is still open as clearly and as briefly as I can.", False),
+        (HEADINGS, f"{SUMMARY} Write the notes that the template below describes, in its words.", False),
+    ],
+)
+async def test_a_summary_may_repeat_the_form_that_its_template_prescribes_but_no_sentence(
+    body: str, answer: str, used: bool
+) -> None:
+    life = Life(Writer(lambda number, prompt: answer), template=Template.parse(body, name="form"))
+    await life.turns(14)
+    assert ("which gate opens first" in life.sent) is used
 
 
 async def test_a_model_that_writes_nothing_useful_is_left_alone_and_reported_once(
@@ -296,6 +344,21 @@ def test_notes_that_say_nothing_of_the_conversation_have_a_fault(text: str, faul
     assert fault in (summary_fault(text, material=material, instructions="", previous="") or "")
     named = f"Ask Ruth before the deployment. {NOTES}"
     assert summary_fault(named, material=material, instructions="", previous="") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "用户计划五月飞往东京，然后去大阪、京都和奈良。导游佐藤健二在机场接他们。两人的铁路通票价格为500美元。",
+        "Пользователь летит в мае в Токио, потом едет в Осаку, Киото и Нару. Гид Кэндзи Сато встретит в аэропорту.",
+    ],
+)
+def test_a_summary_in_another_script_need_not_spell_names_as_the_conversation_does(text: str) -> None:
+    material = (
+        "User: We fly to Tokyo in May, then to Osaka, Kyoto and Nara. Our guide Kenji Sato meets us at the airport.\n"
+        "Assistant: Good. The rail pass is 500 dollars for Anna and Bob."
+    )
+    assert summary_fault(text, material=material, instructions="", previous="") is None
 
 
 MATERIAL = " ".join(prose(number, 120) for number in range(8))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 from unicodedata import normalize
 
 import pytest
@@ -92,6 +92,13 @@ async def test_a_path_with_backslashes_was_said_however_often_json_escapes_them(
         asked = user(rf"What is in {path}, and what in C:\Users\bob\notes9.txt?")
         view = await compile_view([*work, assistant("Fine."), *FILLER, asked], budget=1_500, system=None)
         assert view.absent == (r"C:\Users\bob\notes9.txt",)
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+async def test_a_name_was_said_in_whatever_unicode_form_it_is_asked_for(form: Literal["NFC", "NFD"]) -> None:
+    history = [user("The keys are with René."), assistant("Noted."), *FILLER]
+    asked = user(normalize(form, "Where do René and Zoë keep the keys?"))
+    assert (await compile_view([*history, asked], budget=1_500, system=None)).absent == ("Zoë",)
 
 
 async def test_a_question_finds_text_of_another_unicode_form() -> None:

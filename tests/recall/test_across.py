@@ -242,6 +242,17 @@ async def test_windows_and_owners_of_the_tool() -> None:
     assert "BOB-1" in answers[1] and "ZX-4711" not in answers[1]
 
 
+async def test_searches_at_the_same_time_index_new_messages_once() -> None:
+    store = MemoryStore().scoped("ann")
+    texts = [FACT, "Noted.", "The code of my locker is KX-99.", "Noted."]
+    agent_tool = Recall(scope="owner", store=store)
+    for said, queries in ((texts[:2], ["badge"]), (texts, ["locker", "code", "locker code"]), (texts, ["locker"])):
+        await store.save(request(Talk(*said), session_id="desk"))
+        talker = Talker([[("recall_search", {"query": query}) for query in queries], "done"])
+        await Agent(talker.model, capabilities=[agent_tool]).run("Look it up.", conversation_id="today")
+    assert talker.last.text.count("KX-99") == 1
+
+
 @pytest.mark.parametrize("given", [{"scope": "all"}, {"scope": "owner"}, {"store": "x.db"}])
 def test_wrong_arguments_of_the_tool_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match="scope="):

@@ -428,6 +428,16 @@ async def test_the_reply_next_to_a_match_ranks_above_passages_that_share_only_a_
     assert block.count(" says ") < 75, "it is not there because all is"
 
 
+async def test_a_question_on_the_current_month_gets_no_block_if_nothing_was_said_in_that_month() -> None:
+    now = datetime.now(UTC)
+    messages: list[ModelMessage] = []
+    for number in range(60):
+        messages += exchange((now - day(0)).days - 70, f"Item {number}: {words(number, 12)}?", words(number + 900, 30))
+    ask = f"Which birthdays fall into {now:%B}?"
+    talker, _ = await talked(compiler(budget=2_500), [ask], history=messages)
+    assert not block_of(talker.last.messages, ask)
+
+
 async def test_a_block_survives_a_restart_and_an_edited_prompt_gets_its_own(tmp_path: Path) -> None:
     file = tmp_path / "record.db"
     talker, messages = await talked(compiler(budget=BUDGET, store=file), ["Hello.", ASK])

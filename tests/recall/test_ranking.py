@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from random import Random
+from unicodedata import normalize
 
 import pytest
 from hypothesis import given
@@ -98,10 +99,21 @@ async def test_a_question_in_cyrillic_finds_its_answer() -> None:
         ("Die Lieferung kommt nach Würzburg.", "Wohin kommt die Lieferung?"),
         ("Invoice 2024-0117 was paid twice.", "what happened to invoice 2024-0117"),
         ("Я переехал в Berlin с котом", "Berlin кот"),
+        ("दादी को मूंगफली से एलर्जी है", "किस चीज़ से एलर्जी?"),
+        ("দিদির বিয়ে জয়পুরে হবে", "বিয়ে কোথায়?"),
+        ("என் சாவி சமையலறையில் உள்ளது", "சாவி எங்கே?"),
+        ("كَتَبَ مُحَمَّدٌ الرِّسالَةَ", "أين مُحَمَّدٌ؟"),
     ],
 )
 def test_a_question_in_any_script_finds_its_answer(told: str, asked: str) -> None:
     assert best([*filler(20), user(told), assistant("Fine."), *filler(20, 1)], asked) == told
+
+
+@pytest.mark.parametrize(
+    "said", ["मेरी किताब कहाँ है", "আমার বইটি কোথায়", "என் புத்தகம் எங்கே", "مُحَمَّدٌ كَتَبَ", "שָׁלוֹם עוֹלָם", "q\u0323\u0307yz ab\u0331c"]
+)
+def test_a_word_with_marks_is_one_term(said: str) -> None:
+    assert sorted(terms(said)) == sorted(normalize("NFC", said).split())
 
 
 @pytest.mark.parametrize("wanted", ["ORD-7731", "src/billing/tax.py", "call_9xQ2"])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,12 @@ async def test_a_search_without_matches_reports_that_nothing_was_found() -> None
 async def test_a_search_names_the_ids_of_its_query_that_nobody_has_said() -> None:
     assert "Never said here: ZZ-9999" in await used("recall_search", {"query": "locker ZZ-9999 in Ghent"}, past())
     assert "Never said" not in await used("recall_search", {"query": "the locker in Ghent"}, past())
+
+
+@pytest.mark.parametrize("form", ["%B", "%Y-%m-%d"])
+async def test_a_search_in_the_first_turn_for_the_current_month_or_day_finds_nothing(form: str) -> None:
+    query = f"What did we decide, {datetime.now(UTC):{form}}?"
+    assert "Nothing was found" in await used("recall_search", {"query": query}, [])
 
 
 async def test_a_turn_is_read_word_for_word() -> None:
@@ -136,9 +145,10 @@ async def test_with_a_history_processor_the_archive_is_read() -> None:
 class Meaning(EmbeddingModel):
     """Knows that a cupboard is a locker."""
 
-    def __init__(self, *, fails: bool = False) -> None:
+    def __init__(self, *, fails: bool = False, most: float = inf) -> None:
+        """Answers no call after `most` texts."""
         super().__init__()
-        self.fails, self.asked = fails, 0
+        self.fails, self.most, self.asked = fails, most, 0
 
     @property
     def model_name(self) -> str:
@@ -155,6 +165,8 @@ class Meaning(EmbeddingModel):
         self.asked += len(texts)
         if self.fails:
             raise ConnectionError("no route")
+        if self.asked > self.most:
+            await asyncio.sleep(60)
         vectors = [[1.0, 0.0] if "locker" in text or "cupboard" in text else [0.0, 1.0] for text in texts]
         return EmbeddingResult(
             embeddings=vectors, inputs=texts, input_type=input_type, model_name="meaning", provider_name="test"
@@ -191,6 +203,26 @@ async def test_a_search_embeds_as_much_as_its_time_allows_and_the_next_one_goes_
     talker = Talker([*[[("recall_search", {"query": "cupboard"})]] * 3, "done"])
     await run(Agent(talker.model, capabilities=[Recall(embedder=Embedder(model))]), "Hello.", message_history=past())
     assert model.asked == 3 * (4 + 1)
+
+
+async def test_a_slow_embedder_is_not_waited_for_and_after_three_searches_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(embeddings, "WITHIN_S", 0.05)
+    model = Meaning(most=0)
+    talker = Talker([*[[("recall_search", {"query": "locker in Ghent"})]] * 5, "done"])
+    await run(Agent(talker.model, capabilities=[Recall(embedder=Embedder(model))]), "Hello.", message_history=past())
+    assert talker.last.text.count(SECRET) == 1 + 5 and model.asked == 3
+
+
+async def test_passages_that_were_embedded_in_time_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embeddings, "WITHIN_S", 0.5)
+    monkeypatch.setattr(embeddings, "BATCH", 4)
+    history = past(secret_at=199)
+    found = await used(
+        "recall_search", {"query": "the cupboard's combination"}, history, embedder=Embedder(Meaning(most=5))
+    )
+    assert SECRET in found
 
 
 @pytest.mark.parametrize("tokens", [0, 99, -1, True, 2.5])
