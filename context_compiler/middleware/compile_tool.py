@@ -11,10 +11,11 @@ from context_compiler.compiler.cycle import valid_cycle
 from context_compiler.compiler.steering import Order
 from context_compiler.messages.fences import clip
 from context_compiler.middleware.background import pending
-from context_compiler.middleware.request import Host, Request
+from context_compiler.middleware.off_loop import off_loop
+from context_compiler.middleware.request import Host, Request, is_long
 from context_compiler.middleware.respond import assemble_view, summary_callback
 from context_compiler.middleware.state import CompilerState, RequestContext, Run, read_request
-from context_compiler.resilience import Report, try_await
+from context_compiler.resilience import Report, TimeLimit, attempt, try_await
 
 MIN_GAIN, SHARE = 300, 10
 """Minimum that a compile must save: in tokens, and as a divisor of the request's tokens."""
@@ -38,14 +39,18 @@ async def compile_context(
         focus: Subject that the summary and the quotes should keep.
         report: Called with any error.
     """
-    context = read_request(compiler, run, request, host)
-    reason = _refusal(context)
-    run.ordered_turn = context.turn
-    if reason:
-        return f"Nothing was compiled: {reason}. {GO_ON}"
-    outcome = await try_await(_compile(context, host, Order(focus=clip(focus.strip(), FOCUS), inside=True)))
+    order, limit = Order(focus=clip(focus.strip(), FOCUS), inside=True), TimeLimit(compiler.arguments.timeout)
+    long = attempt(lambda: is_long(request.messages, run.raw)).value is not False
+
+    async def work(there: Host) -> str:
+        return await _compile(read_request(compiler, run, request, there), there, order)
+
+    outcome = await try_await(off_loop(work, host, limit) if long else work(host))
+    error = outcome.error or limit.error
+    if error is not None:
+        await report(error)
     if outcome.value is None:
-        await report(outcome.error or RuntimeError("nothing came of it"))
+        run.ordered_turn = run.turn
         return f"Nothing was compiled: it failed. Nothing has changed. {GO_ON}"
     return outcome.value
 
@@ -60,7 +65,11 @@ def _refusal(context: RequestContext) -> str:
 
 
 async def _compile(context: RequestContext, host: Host, order: Order) -> str:
-    run, limits = context.run, context.limits()
+    run, reason = context.run, _refusal(context)
+    run.ordered_turn = context.turn
+    if reason:
+        return f"Nothing was compiled: {reason}. {GO_ON}"
+    limits = context.limits()
     cycle = valid_cycle(run.cycle, context.history, context.policy.config)
     ratio = limits.ratio
     before = assemble_view(context, cycle, "cycle" if cycle else "raw").cost

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelRequest
 
-from context_compiler import ContextCompiler
+from context_compiler import ContextCompiler, resilience
 from context_compiler.compiler.view import View
 from tests.support.agents import Notes, Talker, compiler, run
 from tests.support.histories import long_history, prose
 
 NOTES = "- **Goal**: tickets 4711 and 4712."
+LONG = long_history(240)[:-1]
+"""A history so long that its view is made in a thread."""
 ASK = [("compile_context", {"focus": "the tickets"})]
 
 
@@ -112,6 +115,30 @@ async def test_a_failure_changes_nothing_or_quotes(notes: Notes) -> None:
         assert "Nothing has changed" in told and [view.status for view in work.views] == ["raw", "raw"]
     else:
         assert told.startswith("From the next request on") and "QUOTED" in work.talker.last.text
+
+
+async def test_a_template_that_breaks_while_the_agent_works_fails_the_tool_and_not_the_run(tmp_path: Path) -> None:
+    written = tmp_path / "ContextTemplates" / "mine.md"
+    written.parent.mkdir()
+    written.write_text("Notes on what was decided: {{ recent_turns }}")
+    work = Working(ASK, ASK, "done", "ok", template="mine", system=tmp_path)
+    written.unlink()
+    messages = await work.turn("Compile, please.", long_history(20)[:-1])
+    first, second = answers(messages)
+    assert first == "Nothing was compiled: it failed. Nothing has changed. Go on with the task."
+    assert second == first and {type(error).__name__ for error in work.errors} == {"TemplateError"}
+    assert [view.status for view in work.views] == ["fallback"] * 3
+
+
+async def test_a_compile_that_has_no_time_to_search_quotes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = count()
+    monkeypatch.setattr(resilience, "thread_time", lambda: next(ticks))
+    limit = 8 * len(LONG) // resilience.STEP
+    work = Working(ASK, "done", model="none", budget=1_000_000, timeout=limit, counter=lambda text: len(text) // 4)
+    messages = await work.turn("Compile, please.", LONG)
+    late = f"reading and searching a history takes more than {limit} s (timeout)"
+    assert [str(error) for error in work.errors] == [late]
+    assert answers(messages)[0].startswith("From the next request on") and "QUOTED" not in work.talker.last.text
 
 
 async def test_after_an_undo_the_tool_does_not_overrule_the_user() -> None:
