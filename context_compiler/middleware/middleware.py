@@ -104,7 +104,7 @@ class Middleware:
 
     def remember(self, request: Request, model: Model) -> None:
         """Remember how a conversation is sent, for compiles and pins by hand."""
-        self._profiles.keep(request.conversation, Profile(request=replace(request, messages=[]), model=model))
+        self._profiles.keep(request.conversation, Profile(request=replace(request, messages=[], own=()), model=model))
 
     async def steer(self, work: Callable[[Manual], Awaitable[T]], owner: str | None) -> T:
         """Run a manual operation on a conversation of an owner."""
@@ -148,6 +148,7 @@ class Middleware:
 
     async def _record_unchanged(self, run: Run, request: Request) -> None:
         started = time.perf_counter()
+        run.request = request
         history = await read_history(self.state.reader, run, request.messages)
         result = Result.unchanged(request, history, self.ratios.of(request.family), self.state.counter)
         self._settle(run, request, result)
