@@ -375,6 +375,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             finally:
                 if self._recording is not None:
                     await asyncio.wait({self._recording})
+                if self._run.prepared is not None:
+                    await _run_work(lambda _: self._middleware.hand_on(self._run, ctx))
             await _run_work(lambda _: self._middleware.finish_run(self._run, ctx, result.all_messages()))
             return result
         finally:

@@ -1,20 +1,22 @@
 """The `compile_context` tool, with which an agent compiles its own conversation; guarded against loops.
 
 It compiles at most once a turn, and only if that saves enough. The compile is an ordinary advance: the next request of
-the run starts a cycle with it, and `undo_compile` reverts it.
+the run starts a cycle with it, or else the next run of the conversation, and `undo_compile` reverts it.
 """
 
 from __future__ import annotations
 
-from context_compiler.compiler.advance import advance, select
+from context_compiler.compiler.advance import Advance, advance, select
 from context_compiler.compiler.cycle import valid_cycle
-from context_compiler.compiler.steering import Order
+from context_compiler.compiler.steering import Order, compile_action, steering_of
 from context_compiler.messages.fences import clip
+from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.background import pending
 from context_compiler.middleware.off_loop import off_loop
 from context_compiler.middleware.request import Host, Request, is_long
 from context_compiler.middleware.respond import assemble_view, summary_callback
 from context_compiler.middleware.state import CompilerState, RequestContext, Run, read_request
+from context_compiler.record.database import Moment
 from context_compiler.resilience import Report, TimeLimit, attempt, try_await
 
 MIN_GAIN, SHARE = 300, 10
@@ -55,6 +57,26 @@ async def compile_context(
     return outcome.value
 
 
+async def hand_on(run: Run, made: Advance, archive: Archive, session: str) -> None:
+    """Save a compile that no request of its run has used, like one by hand: the next run starts from it.
+
+    If the conversation is another one by now, or a user has compiled or undone meanwhile, only its cost is saved.
+    """
+    actions = await archive.actions(session)
+    steered = steering_of(actions)[0].generation != run.steering.generation
+    saved = None
+    if not steered and run.raw is not None and valid_cycle(made.cycle, run.raw, run.config) is not None:
+        action, after = compile_action(made.cycle), actions[-1].number if actions else 0
+
+        async def save() -> bool:
+            await archive.save_action(session, action, run.prepared_at, after=after, row=made.row)
+            return True
+
+        saved = await archive.access.attempt(save, writes=True)
+    if saved is None:
+        await archive.keep_unsent(made.row, run.prepared_at)
+
+
 def _refusal(context: RequestContext) -> str:
     """Reason not to compile now; empty if a compile is allowed."""
     if context.turn in (context.run.ordered_turn, context.run.asked_turn):
@@ -65,7 +87,7 @@ def _refusal(context: RequestContext) -> str:
 
 
 async def _compile(context: RequestContext, host: Host, order: Order) -> str:
-    run, reason = context.run, _refusal(context)
+    run, reason, began = context.run, _refusal(context), Moment()
     run.ordered_turn = context.turn
     if reason:
         return f"Nothing was compiled: {reason}. {GO_ON}"
@@ -81,7 +103,7 @@ async def _compile(context: RequestContext, host: Host, order: Order) -> str:
     ask = summary_callback(context, host)
     done = await advance(context, limits, where=context.where, ask=ask, previous=cycle, order=order)
     after = assemble_view(context, done.cycle, "compiled", done).cost
-    run.prepared = done
+    run.prepared, run.prepared_at = done, began
     return (
         f"From the next request on, the conversation takes {round(after * ratio):,} tokens instead of"
         f" {round(before * ratio):,}. Notes and quotes replace what was left out. {GO_ON}"
