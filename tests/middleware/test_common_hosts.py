@@ -235,7 +235,7 @@ class Remembering(AbstractCapability[Any]):
 
 @pytest.mark.parametrize("steps", [1, 9])
 @pytest.mark.parametrize(("name", "only_records"), [("c", False), (None, False), ("c", True)])
-async def test_what_another_capability_no_longer_adds_is_no_earlier_message(
+async def test_a_message_that_another_capability_stops_adding_is_not_sent_again(
     steps: int, name: str | None, only_records: bool
 ) -> None:
     memory, ours, history = Remembering(steps), compiler(), list[ModelMessage]()
