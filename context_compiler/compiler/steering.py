@@ -16,7 +16,7 @@ from context_compiler.compiler.cycle import Cycle, well_typed
 from context_compiler.messages.history import History
 from context_compiler.messages.rules import Rule, rule_name
 from context_compiler.messages.turns import REFERENCE, Outline
-from context_compiler.record.values import COMPILE, DISMISS, UNDO, Action, mapping_of, standing_pins
+from context_compiler.record.values import COMPILE, DISMISS, UNDO, Action, mapping_of, now, standing_pins
 from context_compiler.resilience import attempt
 
 HELD = 2
@@ -146,6 +146,17 @@ def steering_of(actions: Sequence[Action]) -> tuple[Steering, Cycle | None]:
         ),
     )
     return steering, cycle_of(last) if last is not None else None
+
+
+def compile_action(cycle: Cycle, **figures: object) -> Action:
+    """The action of a compile that the next run of a conversation starts from; the record keeps its figures."""
+    return Action(
+        kind=COMPILE,
+        tip=cycle.tip,
+        state=json.dumps({"cycle": cycle.to_json(), **figures}),
+        created_at=now(),
+        summary_id=cycle.summary_id,
+    )
 
 
 def cycle_of(action: Action) -> Cycle | None:

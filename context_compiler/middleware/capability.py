@@ -341,9 +341,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         mine = self._running.get(ctx.run_id or "")
         if mine is None or mine._run.request is None or mine._host is None or self.dry_run or is_durable(ctx):
             return f"Nothing was compiled: it cannot be done in this run. {GO_ON}"
-        return await compile_context(
-            self._middleware.state, mine._run, mine._run.request, mine._host, focus, self._middleware.report
-        )
+        state, run, request, report = self._middleware.state, mine._run, mine._run.request, self._middleware.report
+        return await _run_work(lambda there: compile_context(state, run, request, there, focus, report), mine._host)
 
     @classmethod
     def combine(cls, capabilities: Sequence[AbstractCapability[Any]]) -> AbstractCapability[Any]:
@@ -376,6 +375,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             finally:
                 if self._recording is not None:
                     await asyncio.wait({self._recording})
+                if self._run.prepared is not None:
+                    await _run_work(lambda _: self._middleware.hand_on(self._run, ctx))
             await _run_work(lambda _: self._middleware.finish_run(self._run, ctx, result.all_messages()))
             return result
         finally:

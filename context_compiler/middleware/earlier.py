@@ -136,7 +136,10 @@ class RawHistories:
 
 
 def before_window(run: Run, window: Sequence[ModelMessage], reader: Reader) -> Sequence[ModelMessage]:
-    """Messages that precede the window of a run in progress: the known ones, unless the application has moved it."""
+    """Messages that precede the window of a run in progress: the known ones, unless the application has moved it.
+
+    What is not in the host's own history was added to a request by another capability, and precedes nothing.
+    """
     history, earlier = run.raw, run.earlier or ()
     if history is None or not window:
         return earlier
@@ -145,7 +148,9 @@ def before_window(run: Run, window: Sequence[ModelMessage], reader: Reader) -> S
         if history.readings[len(earlier) : len(earlier) + 1] == (reader.one(window[0]),):
             return earlier
         start = _window_start(history, reader.read(window), overlap=1)
-        return earlier if start is None else history.messages[:start]
+        own = {reader.one(message).name for message in (*earlier, *(run.request.own if run.request else ()))}
+        moved = start is not None and all(reading.name in own for reading in history.readings[:start])
+        return history.messages[:start] if moved else earlier
 
     return attempt(find).value or ()
 

@@ -18,7 +18,15 @@ from pydantic_ai.models import Model
 from context_compiler.compiler.advance import Advance, Ask, advance
 from context_compiler.compiler.compile_row import failed_row
 from context_compiler.compiler.policy import LARGE
-from context_compiler.compiler.steering import Order, Pin, messages_kept_together, pin_of, position_of, steering_of
+from context_compiler.compiler.steering import (
+    Order,
+    Pin,
+    compile_action,
+    messages_kept_together,
+    pin_of,
+    position_of,
+    steering_of,
+)
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, model_alias
 from context_compiler.compiler.view import summary_of
 from context_compiler.errors import CompileError, SettingsError
@@ -40,7 +48,7 @@ from context_compiler.middleware.request import Conversation, Host, is_long
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.spending import SummaryCall, provider_of
 from context_compiler.middleware.state import CompilerState
-from context_compiler.record.values import COMPILE, DISMISS, PIN, UNDO, UNPIN, Action, Compile, Drop, now
+from context_compiler.record.values import DISMISS, PIN, UNDO, UNPIN, Action, Compile, Drop, now
 from context_compiler.resilience import Report, try_await
 from context_compiler.tokens import Ratios
 from context_compiler.tokens.prices import cost_of, dollars
@@ -247,15 +255,7 @@ class Manual:
         return replace(result, usage=spent.usage, **_model_and_cost(upcoming, spent.usage, spent.cost))
 
     async def _save(self, upcoming: NextRequest, done: Advance, result: CompileResult, row: Compile | None) -> None:
-        cycle = done.cycle
-        figures = {"focus": result.focus, "before": result.before, "after": result.after}
-        action = Action(
-            kind=COMPILE,
-            tip=cycle.tip,
-            state=json.dumps({"cycle": cycle.to_json(), **figures}),
-            created_at=now(),
-            summary_id=cycle.summary_id,
-        )
+        action = compile_action(done.cycle, focus=result.focus, before=result.before, after=result.after)
         await self._archive.save_action(upcoming.id, action, upcoming.began, after=upcoming.number, row=row)
 
     async def undo(self, session: str) -> CompileResult:

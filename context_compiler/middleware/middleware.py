@@ -23,6 +23,7 @@ from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
+from context_compiler.middleware.compile_tool import hand_on
 from context_compiler.middleware.earlier import before_window
 from context_compiler.middleware.fallback import fallback, unreadable_parts
 from context_compiler.middleware.layer_blocks import LayerBlocks
@@ -104,7 +105,7 @@ class Middleware:
 
     def remember(self, request: Request, model: Model) -> None:
         """Remember how a conversation is sent, for compiles and pins by hand."""
-        self._profiles.keep(request.conversation, Profile(request=replace(request, messages=[]), model=model))
+        self._profiles.keep(request.conversation, Profile(request=replace(request, messages=[], own=()), model=model))
 
     async def steer(self, work: Callable[[Manual], Awaitable[T]], owner: str | None) -> T:
         """Run a manual operation on a conversation of an owner."""
@@ -148,6 +149,7 @@ class Middleware:
 
     async def _record_unchanged(self, run: Run, request: Request) -> None:
         started = time.perf_counter()
+        run.request = request
         history = await read_history(self.state.reader, run, request.messages)
         result = Result.unchanged(request, history, self.ratios.of(request.family), self.state.counter)
         self._settle(run, request, result)
@@ -273,6 +275,16 @@ class Middleware:
             with operation(), limited(self.arguments.record_timeout):
                 await archive.save_raw(session_of(ctx), history)
             archive.earlier.remember(session_of(ctx), history, since)
+
+    async def hand_on(self, run: Run, ctx: RunContext[Any]) -> None:
+        """Keep the compile that an agent ordered for the next run, if no request of its own has used it."""
+        if run.prepared is None:
+            return
+        with operation(), limited(self.arguments.record_timeout):
+            archive = self.archive.scoped(await self.owner_of(ctx))
+            outcome = await try_await(hand_on(run, run.prepared, archive, session_of(ctx)))
+            if outcome.error is not None:
+                await self.report(outcome.error)
 
     async def transcript(self, session: str, owner: str | None) -> list[ModelMessage]:
         """The raw history of a conversation; StoreError if it cannot be read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
-from context_compiler.middleware.request import Host
-from context_compiler.resilience import TimeLimit
+from context_compiler.middleware.request import Host, is_long
+from context_compiler.resilience import TimeLimit, attempt
 
 T = TypeVar("T")
 
@@ -35,6 +35,17 @@ def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(thread, copy_context().run, work)
     finally:
         thread.shutdown(wait=False)  # the thread ends with this work
+
+
+async def in_thread_if_long(work: Callable[[], T], messages: Sequence[ModelMessage]) -> T:
+    """Call work on these messages, in a thread if it takes long; if the loop has no threads, in this one."""
+    if attempt(lambda: is_long(messages)).value is False:
+        return work()
+    try:
+        done = in_thread(work)
+    except (NotImplementedError, RuntimeError):
+        return work()
+    return await done
 
 
 async def off_loop(work: Callable[[Host], Coroutine[Any, Any, T]], host: Host, limit: TimeLimit | None = None) -> T:

@@ -25,6 +25,7 @@ from context_compiler.messages.history import History, Reader
 from context_compiler.messages.items import Item, Kind
 from context_compiler.messages.turns import Outline, outline, pair
 from context_compiler.middleware.arguments import Owner
+from context_compiler.middleware.off_loop import in_thread_if_long
 from context_compiler.middleware.others import other_mentions, quoted_mentions
 from context_compiler.middleware.request import JOINED, session_of
 from context_compiler.recall import Question, Ranking, Relevance, index_of
@@ -35,7 +36,7 @@ from context_compiler.recall.question import Pending
 from context_compiler.recall.selection import mark_changes, take_beside
 from context_compiler.recall.unknown import absent_terms, spelt
 from context_compiler.record.store import Store, Tenants, open_store
-from context_compiler.resilience import attempt, try_await
+from context_compiler.resilience import try_await
 from context_compiler.tokens import TokenCounter
 
 Transcript = Callable[[str], Awaitable[list[ModelMessage]]]
@@ -143,7 +144,9 @@ class Recall(AbstractCapability[Any]):
 
     async def _search(self, history: History, turns: Outline, query: str) -> str:
         chosen = await self._best(history, turns, query)
-        absent = attempt(lambda: absent_terms(history, Pending(turns.active.start, query))).value
+        asked = Pending(turns.active.start, query)
+        searching = in_thread_if_long(lambda: absent_terms(history, asked), history.messages)
+        absent = (await try_await(searching)).value
         never = f"\n{NEVER_SAID} {', '.join(absent)}" if absent else ""
         if not chosen:
             return f"Nothing was found. Try the words, names or ids that were used at the time.{never}"
@@ -170,36 +173,49 @@ class Recall(AbstractCapability[Any]):
 
     async def passages(self, messages: Sequence[ModelMessage], query: str) -> tuple[Passage, ...]:
         """The passages of these messages that best answer a query, in chronological order."""
-        history = self._reader.read([*messages, ModelRequest(parts=[UserPromptPart(query)])])
-        return await self._best(history, outline(history, pair(history)), query)
+        return await self._best(*self._outlined([*messages, ModelRequest(parts=[UserPromptPart(query)])]), query)
 
     async def _read(self, ctx: RunContext[Any]) -> tuple[History, Outline]:
         messages = [*(JOINED.get(ctx.run_id or "") or ()), *ctx.messages]
         if self.transcript is not None:
             messages = (await try_await(self.transcript(session_of(ctx)))).value or messages
+        return await in_thread_if_long(lambda: self._outlined(messages), messages)
+
+    def _outlined(self, messages: Sequence[ModelMessage]) -> tuple[History, Outline]:
         history = self._reader.read(messages)
         return history, outline(history, pair(history))
 
     async def _best(self, history: History, turns: Outline, query: str) -> tuple[Passage, ...]:
         """The best passages within the token limit, in chronological order."""
+        find = in_thread_if_long(lambda: self._candidates(history, turns, query), history.messages)
+        candidates, ranked = await find
+        if self._likeness is not None:
+            ranked = await self._likeness.fused(query, candidates, ranked)
+        return await in_thread_if_long(lambda: self._chosen(history, turns, candidates, ranked), history.messages)
+
+    def _candidates(self, history: History, turns: Outline, query: str) -> tuple[Sequence[Passage], Sequence[float]]:
+        """Passages that may answer a query, each with its rank by words."""
         stop = turns.active.start if turns.turns else 0
         index = index_of(history)
         question = spelt(Question.of(query), index, stop)
         ranking = Ranking(index, question, stop)
         best = ranking.best()[:MAX_MESSAGES]
-        counter = self._reader.counter
-        candidates = passages(history, turns, range(stop) if self._likeness else best, counter)
+        candidates = passages(history, turns, range(stop) if self._likeness else best, self._reader.counter)
         relevant = Relevance(index, question)
         ranked = ranking.passages(candidates) if any(relevant.of(passage.text) for passage in candidates) else []
-        ranked = ranked or [0.0] * len(candidates)
-        if self._likeness is not None:
-            ranked = await self._likeness.fused(query, candidates, ranked)
+        return candidates, ranked or [0.0] * len(candidates)
+
+    def _chosen(
+        self, history: History, turns: Outline, candidates: Sequence[Passage], ranked: Sequence[float]
+    ) -> tuple[Passage, ...]:
+        """The best ranked passages that fit, with what revises them."""
+        counter = self._reader.counter
         marked = mark_changes(
             history,
             turns,
             [*zip(candidates, ranked, strict=True)],
             counter,
-            until=stop,
+            until=turns.active.start if turns.turns else 0,
             quote=lambda position: passages(history, turns, [position], counter),
         )
         marked.sort(key=lambda pair: pair[0].place)

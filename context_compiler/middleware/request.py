@@ -97,6 +97,8 @@ class Request(Terms):
     """Messages that are not part of the request, with reasons."""
     cache_point: bool = False
     """True if the notes end with a cache breakpoint, so that the notes stay cached when later messages change."""
+    own: Sequence[ModelMessage] = ()
+    """The history of the run as the host keeps it, without what other capabilities changed for this request."""
     joined: int = 0
     """Number of recorded messages that were put before those of the application."""
     rules: tuple[str, ...] = ()
@@ -241,6 +243,7 @@ def host_request(ctx: RunContext[Any], context: ModelRequestContext, counter: To
         hash=_hash([instructions, tools, schema, stable]),
         tools=_tool_list([*map(_tool_entry, sent, facts), *([_output_entry(native, schema)] if native else [])]),
         cache_point=_cache_point(options, context.messages),
+        own=list(ctx.messages),
     )
 
 

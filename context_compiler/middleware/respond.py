@@ -72,8 +72,9 @@ async def respond(compiler: CompilerState, run: Run, request: Request, host: Hos
     context, cycle = await _current_cycle(read_request(compiler, run, request, host), host)
     compiles = _compiles_every_turn(context, cycle)
     run.opened_turn = context.turn
-    made, run.prepared = run.prepared, None
+    made = run.prepared
     if made is not None and valid_cycle(made.cycle, context.history, context.policy.config) is not None:
+        run.prepared = None
         return await _new_cycle(context, cycle, host, made)
     if not compiles and compiler.arguments.background:
         return await _respond_in_background(context, cycle, host)

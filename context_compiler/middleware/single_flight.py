@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable
 from contextlib import asynccontextmanager
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
@@ -63,6 +64,9 @@ MODELS_KEPT = 256
 WAIT = 0.5
 """Fraction of the time limit spent waiting for another process; the rest is for our own call."""
 
+DEADLINE = "pydantic_ai.run_deadline"
+"""Name of the host's context variable with the deadline of a run; private, may be missing."""
+
 
 @dataclass(slots=True, kw_only=True)
 class _Flight:
@@ -105,7 +109,7 @@ class SingleFlight(threading.local):
             del self._under_way[late]
         flight = self._under_way.get(key)
         if flight is None:
-            flight = _Flight(task=asyncio.create_task(start()))
+            flight = _Flight(task=asyncio.create_task(start(), context=_without_deadline()))
             self._under_way[key] = flight
         flight.waiting += 1
         try:
@@ -164,6 +168,18 @@ SESSIONS = SessionLocks()
 
 UNDER_WAY = SingleFlight()
 """Calls of all compilers: compilers on one record share their calls."""
+
+
+def _without_deadline() -> Context:
+    """A copy of this context for a call that may outlive the run, or serve others: without the run's deadline.
+
+    The host gives that deadline to every run that begins in the context. If it has no such variable, nothing changes.
+    """
+    context = copy_context()
+    for variable in context:
+        if variable.name == DEADLINE:
+            context.run(variable.set, None)
+    return context
 
 
 def _is_shareable(task: asyncio.Task[SummaryResponse]) -> bool:
@@ -261,7 +277,7 @@ class Summaries:
             held, refused = await self._spending.reserve(call)
             if refused is not None:
                 return None
-        task = asyncio.create_task(unless_by_hand(call, self._ask))
+        task = asyncio.create_task(unless_by_hand(call, self._ask), context=_without_deadline())
         if self._spending is not None:
             task.add_done_callback(partial(_settle, self._spending, call, held))
         end_at_exit(task)

@@ -197,6 +197,8 @@ class Run:
     """The last user turn in which the agent asked for a compile; further requests in the turn are ignored."""
     prepared: Advance | None = None
     """Compile that the agent asked for, to be used at the next request."""
+    prepared_at: Moment = field(default_factory=Moment)
+    """Time when that compile began."""
     steering: Steering = NONE
     """The user's pins and undos for this conversation when the run began."""
     earlier: Sequence[ModelMessage] | None = None

@@ -271,6 +271,17 @@ async def test_a_run_that_is_cancelled_while_it_waits_leaves_the_compile_to_the_
     assert chat.status == "compiled" and (chat.gate.asked, chat.gate.cancelled) == (1, 0)
 
 
+async def test_a_compile_outlives_the_time_limit_of_the_run_that_started_it() -> None:
+    gate = Gate()
+    chat = Chat(gate)
+    await chat.until(lambda: gate.busy, timeout=2.0)
+    await asyncio.sleep(2.1)
+    assert gate.busy and not gate.cancelled
+    gate.open()
+    await chat.until(lambda: chat.status == "compiled")
+    assert gate.asked == 1 and not gate.cancelled and not chat.errors
+
+
 async def test_the_cost_of_a_compile_is_charged_to_the_run_that_uses_it() -> None:
     chat = Chat(Gate(opened=True))
     used: list[int] = []

@@ -144,6 +144,31 @@ async def test_concurrent_compilers_on_one_file_call_the_model_once_and_store_on
     assert len(records) == 6 and {record.summary_id for record in records} == {1}
 
 
+@pytest.mark.parametrize("first", [1.0, None])
+async def test_a_run_that_is_out_of_time_ends_no_call_that_another_run_waits_for(first: float | None) -> None:
+    notes = Notes(seconds=3.0)
+    agent = Agent(Talker("done").model, capabilities=[compiler(notes, budget=BUDGET)])
+    await run(agent, "Hello.")
+
+    async def one(timeout: float | None) -> Any:
+        return await run(agent, "and?", message_history=past(1), conversation_id="c", timeout=timeout)
+
+    starting = asyncio.create_task(one(first))
+    while not notes.asked:
+        await asyncio.sleep(0.01)
+    results = await asyncio.gather(starting, one(None if first else 1.0), return_exceptions=True)
+    assert sorted(type(result).__name__ for result in results) == ["Ran", "RunTimedOut"]
+    assert notes.asked == 1 and not notes.cancelled
+
+
+async def test_a_host_whose_runs_hand_on_no_deadline_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(single_flight, "DEADLINE", "gone")
+    notes, errors = Notes(), list[Exception]()
+    agent = Agent(Talker("done").model, capabilities=[compiler(notes, budget=BUDGET, on_error=errors.append)])
+    await run(agent, "and?", message_history=past(1), timeout=60.0)
+    assert notes.asked == 1 and not errors
+
+
 async def test_concurrent_compilers_without_a_common_record_each_call_the_model() -> None:
     notes = Notes(seconds=0.05)
     ours = [compiler(notes, budget=BUDGET) for _ in range(3)]

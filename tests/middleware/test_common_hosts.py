@@ -18,6 +18,7 @@ from pydantic_ai.messages import (
     ModelMessagesTypeAdapter,
     ModelRequest,
     ModelResponse,
+    SystemPromptPart,
     TextPart,
     ToolCallPart,
     ToolReturnPart,
@@ -217,6 +218,35 @@ async def test_a_window_that_moves_within_a_run_loses_no_message_and_repeats_non
     text = str(await ours.transcript("c"))
     assert all(text.count(f"{word} {number}") == 1 for word in ("question", "answer") for number in range(4))
     assert len(await ours.transcript("c")) == 4 * 6 and {view.status for view in views} == {"raw"}
+
+
+class Remembering(AbstractCapability[Any]):
+    """Puts a text before the messages of some requests, and leaves the history of the run as it is."""
+
+    def __init__(self, steps: int) -> None:
+        self.text, self._steps = "MEMORY: the user is an admin.", steps
+
+    async def before_model_request(self, ctx: RunContext[Any], request_context: Any) -> Any:
+        if not self.text or ctx.run_step > self._steps:
+            return request_context
+        first = ModelRequest(parts=[SystemPromptPart(self.text)])
+        return replace(request_context, messages=[first, *request_context.messages])
+
+
+@pytest.mark.parametrize("steps", [1, 9])
+@pytest.mark.parametrize(("name", "only_records"), [("c", False), (None, False), ("c", True)])
+async def test_a_message_that_another_capability_stops_adding_is_not_sent_again(
+    steps: int, name: str | None, only_records: bool
+) -> None:
+    memory, ours, history = Remembering(steps), compiler(), list[ModelMessage]()
+    talker = Talker([[("peek", {"path": "a"})], "one", [("peek", {"path": "b"})], "two", "three"])
+    agent = Agent(talker.model, tools=[peek], capabilities=[memory, ours.recorder() if only_records else ours])
+    for prompt in ("first", "second", "third"):
+        memory.text = "" if prompt == "third" else memory.text
+        history = (await run(agent, prompt, message_history=history, conversation_id=name)).messages
+    session = history[-1].conversation_id
+    assert [sent.text.count("MEMORY") for sent in talker.sent] == ([1, 0, 1, 0, 0] if steps == 1 else [1, 1, 1, 1, 0])
+    assert session is not None and len(await ours.transcript(session)) == len(history)
 
 
 @pytest.mark.parametrize("carried", [True, False])

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent
-from pydantic_ai.messages import ModelMessage, ModelRequest
+from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults, Tool, UsageLimits
+from pydantic_ai.exceptions import UsageLimitExceeded
+from pydantic_ai.messages import ModelMessage, ModelRequest, ToolCallPart
 
-from context_compiler import ContextCompiler
+from context_compiler import ContextCompiler, SQLiteStore, resilience
 from context_compiler.compiler.view import View
 from tests.support.agents import Notes, Talker, compiler, run
 from tests.support.histories import long_history, prose
 
 NOTES = "- **Goal**: tickets 4711 and 4712."
+LONG = long_history(240)[:-1]
+"""A history so long that its view is made in a thread."""
 ASK = [("compile_context", {"focus": "the tickets"})]
 
 
@@ -34,8 +38,9 @@ class Working:
         self.ours = compiler(self.notes, on_view=self.views.append, on_error=self.errors.append, **options)
         self.agent = Agent(self.talker.model, tools=[look], capabilities=[self.ours])
 
-    async def turn(self, prompt: str, history: list[ModelMessage] | None = None) -> list[ModelMessage]:
-        return (await run(self.agent, prompt, message_history=history or [], conversation_id="work")).messages
+    async def turn(self, prompt: str, history: list[ModelMessage] | None = None, **given: Any) -> list[ModelMessage]:
+        given = {"message_history": history or [], "conversation_id": "work", **given}
+        return (await run(self.agent, prompt, **given)).messages
 
 
 def answers(messages: list[ModelMessage], tool: str = "compile_context") -> list[str]:
@@ -112,6 +117,101 @@ async def test_a_failure_changes_nothing_or_quotes(notes: Notes) -> None:
         assert "Nothing has changed" in told and [view.status for view in work.views] == ["raw", "raw"]
     else:
         assert told.startswith("From the next request on") and "QUOTED" in work.talker.last.text
+
+
+class Deferring(Working):
+    """One whose agent asks for a deployment together with the compile."""
+
+    def __init__(self, *more: Any, **wanted: Any) -> None:
+        super().__init__([*ASK, ("deploy", {})], *more, **wanted)
+        tools = [look, Tool(deploy, requires_approval=True)]
+        self.agent = Agent(
+            self.talker.model, tools=tools, output_type=[str, DeferredToolRequests], capabilities=[self.ours]
+        )
+
+    async def approve(self, messages: list[ModelMessage]) -> list[ModelMessage]:
+        """The run that goes on with the deployment."""
+        [call] = [part for part in messages[-2].parts if isinstance(part, ToolCallPart) and part.tool_name == "deploy"]
+        results = DeferredToolResults(approvals={call.tool_call_id: True})
+        given = {"message_history": messages, "deferred_tool_results": results, "conversation_id": "work"}
+        return (await run(self.agent, None, **given)).messages
+
+
+def deploy() -> str:
+    return "deployed"
+
+
+@pytest.mark.parametrize(
+    ("record", "restarted"), [("full", False), ("full", True), ("metadata", False), ("off", False)]
+)
+async def test_a_compile_that_its_run_did_not_use_begins_the_next_one(
+    record: str, restarted: bool, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"store": tmp_path / "context.db", "record": record}
+    work = Deferring("done", "ok", "fine", **options)
+    messages = await work.turn("Deploy it.", long_history(20)[:-1])
+    assert answers(messages)[0].startswith("From the next request on") and work.views[-1].status == "raw"
+    if restarted:
+        work = Deferring(notes=work.notes, **options)
+        work.talker.say(["done", "ok", "fine"])
+    messages = await work.approve(messages)
+    assert answers(messages, "deploy") == ["deployed"] and work.views[-1].status == "cycle"
+    assert work.talker.last.tokens < 5_000 and "4711" in work.talker.last.text
+    await work.turn("And now?", messages)
+    assert work.views[-1].status == "cycle" and work.notes.asked == 1
+    assert (await work.ours.undo_compile("work")).done
+    await work.turn("And then?", messages)
+    assert work.views[-1].status == "raw" and not work.errors
+    if record != "off":
+        [made] = await SQLiteStore(tmp_path / "context.db").summaries("work")
+        assert made.usage["input_tokens"] == 100
+
+
+async def test_a_compile_of_a_run_that_fails_begins_the_next_one() -> None:
+    work, past = Working(ASK, "done"), long_history(20)[:-1]
+    with pytest.raises(UsageLimitExceeded):
+        await work.turn("Compile, please.", past, usage_limits=UsageLimits(request_limit=1))
+    messages = await work.turn("Compile, please.", past)
+    assert work.views[-1].status == "cycle" and work.notes.asked == 1 and not work.errors
+    assert len(messages) == len(past) + 2
+
+
+async def test_a_compile_by_hand_meanwhile_counts_and_that_of_the_agent_keeps_its_cost(tmp_path: Path) -> None:
+    work = Deferring("done", store=tmp_path / "context.db")
+    given = {"message_history": long_history(20)[:-1], "conversation_id": "work"}
+    async with work.agent.iter("Deploy it.", **given) as steps:
+        async for node in steps:
+            if Agent.is_end_node(node):
+                assert (await work.ours.compile_now("work")).done
+    assert steps.result is not None
+    await work.approve(steps.result.all_messages())
+    assert work.views[-1].status == "cycle" and not work.errors
+    store = SQLiteStore(tmp_path / "context.db")
+    assert len(await store.summaries("work")) == 2 and len(await store.actions("work")) == 1
+
+
+async def test_a_template_that_breaks_while_the_agent_works_fails_the_tool_and_not_the_run(tmp_path: Path) -> None:
+    written = tmp_path / "ContextTemplates" / "mine.md"
+    written.parent.mkdir()
+    written.write_text("Notes on what was decided: {{ recent_turns }}")
+    work = Working(ASK, ASK, "done", "ok", template="mine", system=tmp_path)
+    written.unlink()
+    messages = await work.turn("Compile, please.", long_history(20)[:-1])
+    first, second = answers(messages)
+    assert first == "Nothing was compiled: it failed. Nothing has changed. Go on with the task."
+    assert second == first and {type(error).__name__ for error in work.errors} == {"TemplateError"}
+    assert [view.status for view in work.views] == ["fallback"] * 3
+
+
+async def test_a_compile_that_has_no_time_to_search_quotes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = count()
+    monkeypatch.setattr(resilience, "thread_time", lambda: next(ticks))
+    limit = 8 * len(LONG) // resilience.STEP
+    work = Working(ASK, "done", model="none", budget=1_000_000, timeout=limit, counter=lambda text: len(text) // 4)
+    messages = await work.turn("Compile, please.", LONG)
+    late = f"reading and searching a history takes more than {limit} s (timeout)"
+    assert [str(error) for error in work.errors] == [late]
+    assert answers(messages)[0].startswith("From the next request on") and "QUOTED" not in work.talker.last.text
 
 
 async def test_after_an_undo_the_tool_does_not_overrule_the_user() -> None:

@@ -22,6 +22,7 @@ from context_compiler.recall import embeddings
 from context_compiler.tokens import TokenCounter
 from tests.recall.test_blocks import SECRET, past
 from tests.support.agents import Talker, compiler, run
+from tests.support.builders import prose
 
 count = TokenCounter().text
 
@@ -55,6 +56,30 @@ async def test_a_search_names_the_ids_of_its_query_that_nobody_has_said() -> Non
 async def test_a_search_in_the_first_turn_for_the_current_month_or_day_finds_nothing(form: str) -> None:
     query = f"What did we decide, {datetime.now(UTC):{form}}?"
     assert "Nothing was found" in await used("recall_search", {"query": query}, [])
+
+
+async def test_other_tasks_go_on_while_a_long_history_is_searched() -> None:
+    history, steps = [message for turn in range(300) for message in _turn(turn)], [0]
+
+    async def others() -> None:
+        while True:
+            steps[0] += 1
+            await asyncio.sleep(0.001)
+
+    async def transcript(_: str) -> list[ModelMessage]:
+        steps[0] = 0
+        return history
+
+    waiting = asyncio.create_task(others())
+    talker = Talker([[("recall_search", {"query": "the bolts of frame 7"})], "done"])
+    await run(Agent(talker.model, capabilities=[Recall(transcript=transcript)]), "Hello.")
+    waiting.cancel()
+    assert "Frame 7 has 10 bolts" in talker.last.text and steps[0] > 20
+
+
+def _turn(turn: int) -> list[ModelMessage]:
+    said = f"Frame {turn} has {turn + 3} bolts, and frame 7 is near it. {prose(turn, 60)}"
+    return [ModelRequest(parts=[UserPromptPart(said)]), ModelResponse(parts=[TextPart(prose(turn + 400, 60))])]
 
 
 async def test_a_turn_is_read_word_for_word() -> None:
