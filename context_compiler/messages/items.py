@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic_core import to_json
 
 from context_compiler.messages.recorded import Fields, RecordedMessage
-from context_compiler.tokens import TokenCounter, character_boundary, media_tokens
+from context_compiler.tokens import TokenCounter, character_boundary, media_tokens, text_of_file
 
 if TYPE_CHECKING:  # importing Pydantic AI is slow, and reading the record does not need it
     from pydantic_ai.messages import ModelMessage
@@ -174,7 +174,7 @@ def _user(part: Any, counter: TokenCounter) -> Item:
     mark: dict[str, Any] | None = None
     kind = Kind.USER
     for piece in user_content(part.content):
-        text, cost = _piece(piece)
+        text, cost = read_piece(piece)
         kind = Kind.PIN if getattr(piece, "metadata", None) == PIN else kind
         media += cost
         files = files and (is_media(piece) or not text.strip() or _LABEL.fullmatch(text.strip()) is not None)
@@ -185,7 +185,7 @@ def _user(part: Any, counter: TokenCounter) -> Item:
     return Item(kind=kind, text=text, tokens=tokens, media=media, files=files, mark=mark)
 
 
-def _piece(piece: object) -> tuple[str, int]:
+def read_piece(piece: object) -> tuple[str, int]:
     """Text and media tokens of one piece of content."""
     if isinstance(piece, str):
         return piece, 0
@@ -346,15 +346,24 @@ def media_type(thing: Any) -> str:
 
 def media_cost(thing: Any) -> int:
     """Cost of a medium in tokens."""
-    data = getattr(thing, "data", None)
-    return media_tokens(media_type(thing), data if isinstance(data, bytes) else None)
+    return media_tokens(media_type(thing), _data(thing))
 
 
 def placeholder(thing: Any) -> str:
     """Text label that replaces a medium."""
-    data = getattr(thing, "data", None)
-    size = f" {max(1, len(data) // 1024)} kB" if isinstance(data, bytes) else ""
+    data = _data(thing)
+    size = "" if data is None else f" {max(1, len(data) // 1024)} kB"
     return f"[{media_type(thing)}{size}]"
+
+
+def as_text(thing: Any) -> str:
+    """Text that replaces a medium: that of a text file, or a label."""
+    return text_of_file(media_type(thing), _data(thing)) or placeholder(thing)
+
+
+def _data(thing: Any) -> bytes | None:
+    data = getattr(thing, "data", None)
+    return data if isinstance(data, bytes) else None
 
 
 def without_files(item: Item) -> str:
