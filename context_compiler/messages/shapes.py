@@ -94,10 +94,30 @@ def apply_shape(message: ModelMessage, reading: Reading, shape: Shape, counter: 
         None if position in shape.skip else _shape_part(part, item, shape, oversized, truncator)
         for position, (part, item) in enumerate(zip(before, reading.items, strict=True))
     ]
+    shaped = _without_stale_ids(before, reading.items, shaped)
     if any(item.kind is Kind.THINKING for item in reading.items):
         shaped = _with_consistent_thinking(before, reading.items, shaped)
     parts = [part for part in shaped if part is not None]
     return replace(message, parts=parts) if parts else None
+
+
+def _without_stale_ids(before: Sequence[Any], items: Sequence[Item], shaped: Sequence[Any]) -> list[Any]:
+    """The shaped parts, without the id of any item that is not sent as it was.
+
+    A provider that finds an id of its own uses its stored copy of the item and ignores what is sent.
+
+    Args:
+        before: The parts as they were; an item of the provider may consist of several.
+        items: The same parts as read.
+        shaped: The same parts as shaped; None for those that are left out.
+    """
+    changed = (
+        part
+        for part, item, new in zip(before, items, shaped, strict=True)
+        if new is not part and item.kind is not Kind.THINKING
+    )
+    stale = {_id(part) for part in changed} - {None}
+    return [replace(new, id=None) if _id(new) in stale else new for new in shaped]
 
 
 def _with_consistent_thinking(before: Sequence[Any], items: Sequence[Item], shaped: Sequence[Any]) -> list[Any]:
@@ -115,7 +135,7 @@ def _with_consistent_thinking(before: Sequence[Any], items: Sequence[Item], shap
     for part, item, new in zip(reversed(before), reversed(items), reversed(shaped), strict=True):
         if item.kind is not Kind.THINKING:
             led = part, new
-        elif type(led[0]) is not type(led[1]):  # left out, or rendered as text
+        elif type(led[0]) is not type(led[1]) or _id(led[0]) != _id(led[1]):  # left out, rendered as text, or changed
             new = None
         parts.append(new)
     parts.reverse()
@@ -123,9 +143,14 @@ def _with_consistent_thinking(before: Sequence[Any], items: Sequence[Item], shap
         part = parts[position]
         if item.kind is Kind.THINKING:
             kept = part is not None
-        elif not kept and getattr(part, "id", None) is not None:
+        elif not kept and _id(part) is not None:
             parts[position] = replace(part, id=None)
     return parts
+
+
+def _id(part: object) -> str | None:
+    """Id by which a provider knows a part; None if it has none."""
+    return getattr(part, "id", None)
 
 
 def price(message: ModelMessage, reading: Reading, shape: Shape, counter: TokenCounter) -> int:
@@ -172,6 +197,9 @@ def _with_text(part: Any, text: str) -> Any:
     """Replace the text of a part; speech and retry parts become plain text or result parts."""
     if part.part_kind == "speech":
         return UserPromptPart(content=text) if part.speaker == "user" else TextPart(content=text)
+    if part.part_kind == "text":  # its citations refer to positions in the whole text
+        details = {name: value for name, value in (part.provider_details or {}).items() if name != "citations"}
+        return replace(part, content=text, citations=None, provider_details=details or None)
     if part.part_kind != "retry-prompt":
         return replace(part, content=text)
     if part.tool_name is None:
