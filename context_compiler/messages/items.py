@@ -209,10 +209,12 @@ def _return(part: Any, counter: TokenCounter) -> Item:
     content = part.content
     outcome = getattr(part, "outcome", "success")
     media = 0
+    sent = content
     if not isinstance(content, str):
-        media = sum(map(media_cost, media_in(content)))
-        content = plain_text(without_media(content) if media else content)
-    sent = plain_text({"error": content}) if outcome in ERRORS else content
+        media = sum(map(media_cost, sent_files(content)))
+        sent = plain_text(_with_labels(content) if media else content)
+        content = plain_text(without_media(content)) if _has_media(content) else sent
+    sent = plain_text({"error": sent}) if outcome in ERRORS else sent
     return Item(
         kind=Kind.RETURN,
         text=content,
@@ -374,20 +376,33 @@ def without_files(item: Item) -> str:
     return "\n".join(line for line in lines if not (_PLACEHOLDER.fullmatch(line) or _LABEL.fullmatch(line.strip())))
 
 
-def media_in(content: object) -> Iterator[object]:
-    """All media in the result of a tool, at any depth."""
+def sent_files(content: object) -> list[object]:
+    """Media in the result of a tool that the host sends as files: the result itself, or items of a list.
+
+    All others are sent as text, with their bytes in base64.
+    """
+    values = cast(list[object], content) if isinstance(content, list) else [content]
+    return [value for value in values if is_media(value)]
+
+
+def _with_labels(content: object) -> object:
+    """The result of a tool with a label for each of its `sent_files`."""
+    if isinstance(content, list):
+        return [placeholder(value) if is_media(value) else value for value in cast(list[object], content)]
+    return placeholder(content) if is_media(content) else content
+
+
+def _has_media(content: object) -> bool:
+    """True if the result of a tool contains a medium, at any depth."""
     if is_media(content):
-        yield content
-    elif isinstance(content, dict):
-        for value in cast(dict[object, object], content).values():
-            yield from media_in(value)
-    elif isinstance(content, list | tuple):
-        for value in cast(Sequence[object], content):
-            yield from media_in(value)
+        return True
+    if isinstance(content, dict):
+        return any(map(_has_media, cast(dict[object, object], content).values()))
+    return isinstance(content, list | tuple) and any(map(_has_media, cast(Sequence[object], content)))
 
 
 def without_media(content: object) -> object:
-    """Copy content with every medium replaced by its placeholder."""
+    """Copy content with every medium replaced by its placeholder, at any depth."""
     if is_media(content):
         return placeholder(content)
     if isinstance(content, dict):
