@@ -169,7 +169,8 @@ def test_thinking_and_unknown_parts_stay_whole_or_go(whole: Any) -> None:
 @pytest.mark.parametrize("limit", [90, 160, 400])
 def test_shortened_validation_errors_can_be_read_back(limit: int) -> None:
     errors: Any = [
-        {"type": "missing", "loc": ("field", at), "msg": "Field required", "input": {"a": LONG[:900]}} for at in range(3)
+        {"type": "missing", "loc": ("field", at), "msg": "Field required", "input": {"a": LONG[:900]}}
+        for at in range(3)
     ]
     message = ModelRequest(parts=[RetryFeedbackPart(content=errors, retry=RetryInfo(cause="validation_error"))])
     left = cut(message, limit=limit)
