@@ -43,7 +43,7 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.messages.rules import rule_name
 from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.messages.spans import positions, spans
-from context_compiler.messages.turns import is_prompt
+from context_compiler.messages.turns import is_prompt, lone_loads
 from context_compiler.recall import changes_of
 from context_compiler.record.values import Compile
 from context_compiler.resilience import in_time
@@ -289,12 +289,13 @@ def _start_shapes(plan: Plan, previous: Cycle | None) -> list[Shape | None]:
             asked = index >= plan.outline.active.start and is_prompt(history, index) and not shape.bare
             shapes[index] = replace(shape, limit=None, prompt=None, ref="") if asked else shape
     if plan.policy.tool_history != "paired":
-        start = plan.outline.active.start
+        start, alone = plan.outline.active.start, lone_loads(history)
         for index in range(start):
             shape = shapes[index]
             tied = ties.get(index, (0,))[-1] >= start
             if shape is not None and not shape.bare and not tied and history.readings[index].exchanges:
-                shapes[index] = replace(shape, tools=plan.policy.tool_history)
+                skip = shape.skip.union(part for position, part in alone if position == index)
+                shapes[index] = replace(shape, skip=skip, tools=plan.policy.tool_history)
     return shapes
 
 

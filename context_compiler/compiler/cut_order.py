@@ -19,12 +19,12 @@ from context_compiler.compiler.reasons import Reason
 from context_compiler.compiler.steering import NONE, Order, Steering, messages_kept_together
 from context_compiler.fidelity import Fidelity
 from context_compiler.messages.fences import ELLIPSIS, LEFT_OUT
-from context_compiler.messages.history import History, superseded_parts
+from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.rules import Rule
 from context_compiler.messages.shapes import WHOLE, Shape, largest, price
 from context_compiler.messages.spans import spans
-from context_compiler.messages.turns import Group, Outline, Turn, has_prompt, is_prompt
+from context_compiler.messages.turns import Group, Outline, Turn, has_prompt, is_prompt, superseded_parts
 from context_compiler.record.values import Drop
 from context_compiler.tokens import TokenCounter
 

@@ -272,9 +272,9 @@ def _joined_shape(
     reading = history.readings[position]
     first, rest = answers or Shape(bare=True), prompt or Shape(bare=True)
     skip = first.skip | {part + count for part in rest.skip}
-    for half, parts in ((first, range(count)), (rest, range(count, len(reading.items)))):
-        if half.bare:
-            skip |= {part for part in parts if not reading.items[part].stays}
+    for half, parts in ((answers, range(count)), (prompt, range(count, len(reading.items)))):
+        if half is None or half.bare:
+            skip |= {part for part in parts if half is None or not reading.items[part].stays}
     if len(skip) == len(reading.items):
         return None
     cut = first.limit is not None or rest.limit is not None

@@ -14,7 +14,7 @@ from math import ceil
 from context_compiler.compiler.steering import NONE, Steering, pinned
 from context_compiler.fidelity import CAPS, Fidelity
 from context_compiler.messages.failures import ReflectionPolicy
-from context_compiler.messages.history import History, Reader, superseded_parts
+from context_compiler.messages.history import History, Reader
 from context_compiler.messages.items import Item, Kind
 from context_compiler.messages.rules import Found, Rule, find_rules, rules_in_force
 from context_compiler.messages.shapes import Shape
@@ -26,6 +26,7 @@ from context_compiler.messages.turns import (
     has_prompt,
     outline,
     prompt_at,
+    superseded_parts,
     turn_index,
     turn_starts,
 )

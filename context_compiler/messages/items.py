@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic_core import to_json
 
 from context_compiler.messages.recorded import Fields, RecordedMessage
-from context_compiler.tokens import TokenCounter, character_boundary, media_tokens
+from context_compiler.tokens import TokenCounter, character_boundary, media_tokens, text_of_file
 
 if TYPE_CHECKING:  # importing Pydantic AI is slow, and reading the record does not need it
     from pydantic_ai.messages import ModelMessage
@@ -174,7 +174,7 @@ def _user(part: Any, counter: TokenCounter) -> Item:
     mark: dict[str, Any] | None = None
     kind = Kind.USER
     for piece in user_content(part.content):
-        text, cost = _piece(piece)
+        text, cost = read_piece(piece)
         kind = Kind.PIN if getattr(piece, "metadata", None) == PIN else kind
         media += cost
         files = files and (is_media(piece) or not text.strip() or _LABEL.fullmatch(text.strip()) is not None)
@@ -185,7 +185,7 @@ def _user(part: Any, counter: TokenCounter) -> Item:
     return Item(kind=kind, text=text, tokens=tokens, media=media, files=files, mark=mark)
 
 
-def _piece(piece: object) -> tuple[str, int]:
+def read_piece(piece: object) -> tuple[str, int]:
     """Text and media tokens of one piece of content."""
     if isinstance(piece, str):
         return piece, 0
@@ -209,10 +209,12 @@ def _return(part: Any, counter: TokenCounter) -> Item:
     content = part.content
     outcome = getattr(part, "outcome", "success")
     media = 0
+    sent = content
     if not isinstance(content, str):
-        media = sum(map(media_cost, media_in(content)))
-        content = plain_text(without_media(content) if media else content)
-    sent = plain_text({"error": content}) if outcome in ERRORS else content
+        media = sum(map(media_cost, sent_files(content)))
+        sent = plain_text(_with_labels(content) if media else content)
+        content = plain_text(without_media(content)) if _has_media(content) else sent
+    sent = plain_text({"error": sent}) if outcome in ERRORS else sent
     return Item(
         kind=Kind.RETURN,
         text=content,
@@ -346,15 +348,24 @@ def media_type(thing: Any) -> str:
 
 def media_cost(thing: Any) -> int:
     """Cost of a medium in tokens."""
-    data = getattr(thing, "data", None)
-    return media_tokens(media_type(thing), data if isinstance(data, bytes) else None)
+    return media_tokens(media_type(thing), _data(thing))
 
 
 def placeholder(thing: Any) -> str:
     """Text label that replaces a medium."""
-    data = getattr(thing, "data", None)
-    size = f" {max(1, len(data) // 1024)} kB" if isinstance(data, bytes) else ""
+    data = _data(thing)
+    size = "" if data is None else f" {max(1, len(data) // 1024)} kB"
     return f"[{media_type(thing)}{size}]"
+
+
+def as_text(thing: Any) -> str:
+    """Text that replaces a medium: that of a text file, or a label."""
+    return text_of_file(media_type(thing), _data(thing)) or placeholder(thing)
+
+
+def _data(thing: Any) -> bytes | None:
+    data = getattr(thing, "data", None)
+    return data if isinstance(data, bytes) else None
 
 
 def without_files(item: Item) -> str:
@@ -365,20 +376,33 @@ def without_files(item: Item) -> str:
     return "\n".join(line for line in lines if not (_PLACEHOLDER.fullmatch(line) or _LABEL.fullmatch(line.strip())))
 
 
-def media_in(content: object) -> Iterator[object]:
-    """All media in the result of a tool, at any depth."""
+def sent_files(content: object) -> list[object]:
+    """Media in the result of a tool that the host sends as files: the result itself, or items of a list.
+
+    All others are sent as text, with their bytes in base64.
+    """
+    values = cast(list[object], content) if isinstance(content, list) else [content]
+    return [value for value in values if is_media(value)]
+
+
+def _with_labels(content: object) -> object:
+    """The result of a tool with a label for each of its `sent_files`."""
+    if isinstance(content, list):
+        return [placeholder(value) if is_media(value) else value for value in cast(list[object], content)]
+    return placeholder(content) if is_media(content) else content
+
+
+def _has_media(content: object) -> bool:
+    """True if the result of a tool contains a medium, at any depth."""
     if is_media(content):
-        yield content
-    elif isinstance(content, dict):
-        for value in cast(dict[object, object], content).values():
-            yield from media_in(value)
-    elif isinstance(content, list | tuple):
-        for value in cast(Sequence[object], content):
-            yield from media_in(value)
+        return True
+    if isinstance(content, dict):
+        return any(map(_has_media, cast(dict[object, object], content).values()))
+    return isinstance(content, list | tuple) and any(map(_has_media, cast(Sequence[object], content)))
 
 
 def without_media(content: object) -> object:
-    """Copy content with every medium replaced by its placeholder."""
+    """Copy content with every medium replaced by its placeholder, at any depth."""
     if is_media(content):
         return placeholder(content)
     if isinstance(content, dict):

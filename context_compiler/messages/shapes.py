@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import dropwhile
 from typing import Any, cast
 
-from pydantic_ai.messages import ModelMessage, TextPart, ToolReturnPart, UserPromptPart
+from pydantic_ai.messages import ModelMessage, TextContent, TextPart, ToolReturnPart, UserPromptPart
 
 from context_compiler.messages.history import Reading
 from context_compiler.messages.items import (
@@ -19,6 +20,7 @@ from context_compiler.messages.items import (
     MESSAGE_OVERHEAD,
     Item,
     Kind,
+    as_text,
     is_media,
     media_cost,
     parse_arguments,
@@ -26,6 +28,7 @@ from context_compiler.messages.items import (
     plain_text,
     read_items,
     read_part,
+    read_piece,
     separate_parts,
     user_content,
 )
@@ -91,10 +94,30 @@ def apply_shape(message: ModelMessage, reading: Reading, shape: Shape, counter: 
         None if position in shape.skip else _shape_part(part, item, shape, oversized, truncator)
         for position, (part, item) in enumerate(zip(before, reading.items, strict=True))
     ]
+    shaped = _without_stale_ids(before, reading.items, shaped)
     if any(item.kind is Kind.THINKING for item in reading.items):
         shaped = _with_consistent_thinking(before, reading.items, shaped)
     parts = [part for part in shaped if part is not None]
     return replace(message, parts=parts) if parts else None
+
+
+def _without_stale_ids(before: Sequence[Any], items: Sequence[Item], shaped: Sequence[Any]) -> list[Any]:
+    """The shaped parts, without the id of any item that is not sent as it was.
+
+    A provider that finds an id of its own uses its stored copy of the item and ignores what is sent.
+
+    Args:
+        before: The parts as they were; an item of the provider may consist of several.
+        items: The same parts as read.
+        shaped: The same parts as shaped; None for those that are left out.
+    """
+    changed = (
+        part
+        for part, item, new in zip(before, items, shaped, strict=True)
+        if new is not part and item.kind is not Kind.THINKING
+    )
+    stale = {_id(part) for part in changed} - {None}
+    return [replace(new, id=None) if _id(new) in stale else new for new in shaped]
 
 
 def _with_consistent_thinking(before: Sequence[Any], items: Sequence[Item], shaped: Sequence[Any]) -> list[Any]:
@@ -112,7 +135,7 @@ def _with_consistent_thinking(before: Sequence[Any], items: Sequence[Item], shap
     for part, item, new in zip(reversed(before), reversed(items), reversed(shaped), strict=True):
         if item.kind is not Kind.THINKING:
             led = part, new
-        elif type(led[0]) is not type(led[1]):  # left out, or rendered as text
+        elif type(led[0]) is not type(led[1]) or _id(led[0]) != _id(led[1]):  # left out, rendered as text, or changed
             new = None
         parts.append(new)
     parts.reverse()
@@ -120,9 +143,14 @@ def _with_consistent_thinking(before: Sequence[Any], items: Sequence[Item], shap
         part = parts[position]
         if item.kind is Kind.THINKING:
             kept = part is not None
-        elif not kept and getattr(part, "id", None) is not None:
+        elif not kept and _id(part) is not None:
             parts[position] = replace(part, id=None)
     return parts
+
+
+def _id(part: object) -> str | None:
+    """Id by which a provider knows a part; None if it has none."""
+    return getattr(part, "id", None)
 
 
 def price(message: ModelMessage, reading: Reading, shape: Shape, counter: TokenCounter) -> int:
@@ -169,6 +197,10 @@ def _with_text(part: Any, text: str) -> Any:
     """Replace the text of a part; speech and retry parts become plain text or result parts."""
     if part.part_kind == "speech":
         return UserPromptPart(content=text) if part.speaker == "user" else TextPart(content=text)
+    if part.part_kind == "text":  # its citations refer to positions in the whole text
+        given = cast(dict[str, object], part.provider_details or {})
+        details = {name: value for name, value in given.items() if name != "citations"}
+        return replace(part, content=text, citations=None, provider_details=details or None)
     if part.part_kind != "retry-prompt":
         return replace(part, content=text)
     if part.tool_name is None:
@@ -183,32 +215,38 @@ def _write_text(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
 def _write_user(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
     if part.part_kind == "speech" or isinstance(part.content, str):
         return _write_text(part, item, limit, truncator)
-    pieces: list[Any] = []
-    left = limit
-    for piece in user_content(part.content):
-        short, cost = _truncate_piece(piece, left, truncator)
-        pieces.append(short)
-        left -= cost
-        if left <= 0:
-            break
-    return replace(part, content=pieces)
+    content = user_content(part.content)
+    pieces = [as_text(piece) if is_media(piece) else piece for piece in content]
+    sizes = [truncator.text(read_piece(piece)[0]) for piece in pieces]
+    left = limit - sum(sizes)
+    for at, piece in enumerate(content):  # a medium stays if it fits beside all texts
+        more = truncator.text(placeholder(piece)) + media_cost(piece) - sizes[at] if is_media(piece) else 0
+        if is_media(piece) and more <= left:
+            pieces[at], sizes[at], left = piece, sizes[at] + more, left - more
+    shares = _shares(sizes, limit)
+    short = [
+        piece if size <= share else _truncate_piece(piece, share, truncator)
+        for piece, size, share in zip(pieces, sizes, shares, strict=True)
+    ]
+    kept = [piece for piece in short if piece != ""]  # providers refuse an empty text
+    if short[:1] == [""]:  # and a cache point without anything before it
+        kept = [*dropwhile(lambda piece: getattr(piece, "kind", None) == "cache-point", kept)]
+    return replace(part, content=kept or short[:1])
 
 
-def _truncate_piece(piece: Any, left: int, truncator: Truncator) -> tuple[Any, int]:
-    """Truncate a piece of a prompt to the tokens left; return it with its tokens."""
-    if is_media(piece):
-        cost = media_cost(piece)
-        if cost <= left:
-            return piece, cost
-        piece = placeholder(piece)
-    if getattr(piece, "kind", None) == "cache-point":
-        return piece, 0
-    content = getattr(piece, "content", None)
-    if isinstance(content, str):
-        text = truncator.truncate(content, left)
-        return replace(piece, content=text), truncator.text(text)
-    text = truncator.truncate(plain_text(piece), left)
-    return text, truncator.text(text)
+def _shares(sizes: Sequence[int], limit: int) -> list[int]:
+    """Divide a limit among sizes: the small ones whole, the larger ones equal shares of the rest."""
+    shares, left = [0] * len(sizes), limit
+    for done, at in enumerate(sorted(range(len(sizes)), key=sizes.__getitem__)):
+        shares[at] = min(sizes[at], left // (len(sizes) - done))
+        left -= shares[at]
+    return shares
+
+
+def _truncate_piece(piece: object, limit: int, truncator: Truncator) -> Any:
+    """Truncate a text of a prompt; empty if there is no room for any of it."""
+    text = truncator.truncate(read_piece(piece)[0], limit)
+    return TextContent(content=text, metadata=piece.metadata) if text and isinstance(piece, TextContent) else text
 
 
 def _write_answer(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
@@ -220,7 +258,7 @@ def _write_answer(part: Any, item: Item, limit: int, truncator: Truncator) -> An
 def _shorten_errors(content: object, limit: int, truncator: Truncator) -> list[dict[str, object]]:
     """Shorten the inputs that validation errors repeat; every place and message stays.
 
-    Empty if the content is no list of validation errors, or if these do not fit without their inputs.
+    Empty if the content is no list of validation errors, or if these do not fit with the shortest inputs.
     """
     if not isinstance(content, list) or not content:
         return []
@@ -231,12 +269,17 @@ def _shorten_errors(content: object, limit: int, truncator: Truncator) -> list[d
     bare = [{key: value for key, value in error.items() if key not in ("input", "ctx")} for error in details]
     width = (limit - truncator.text(plain_text(bare))) // len(bare) - INPUT_OVERHEAD
     while width >= LEAST_INPUT:
-        inputs = [{"input": _shorten_value(error.get("input"), width, truncator)} for error in details]
-        shorter = [{**error, **shortened} for error, shortened in zip(bare, inputs, strict=True)]
-        if truncator.text(plain_text(shorter)) <= limit:
+        inputs = [_shorten_value(error.get("input"), width, truncator) for error in details]
+        if truncator.text(plain_text(shorter := _with_inputs(bare, inputs))) <= limit:
             return shorter
         width //= 2
-    return bare if truncator.text(plain_text(bare)) <= limit else []
+    shortest = _with_inputs(bare, ["…"] * len(bare))
+    return shortest if truncator.text(plain_text(shortest)) <= limit else []
+
+
+def _with_inputs(errors: list[dict[str, object]], inputs: Sequence[object]) -> list[dict[str, object]]:
+    """The errors with these inputs; the host cannot load an error without one."""
+    return [{**error, "input": value} for error, value in zip(errors, inputs, strict=True)]
 
 
 def _write_call(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:

@@ -163,6 +163,61 @@ def calls_of_results(readings: Sequence[Reading]) -> Iterator[tuple[Place, Place
                 waiting[key] = deque([(position, part)])
 
 
+def superseded_parts(history: History) -> dict[int, frozenset[int]]:
+    """Positions of superseded parts by message; they may be dropped together with their message.
+
+    System text and host bookkeeping survive when their message is dropped, unless they are superseded: system text by
+    an earlier part with the same text, bookkeeping by a later compaction, because the host reads nothing before it.
+    A call that loads something survives only together with its answer, if both say so and the answer did not fail.
+    """
+    staying = [index for index, reading in enumerate(history.readings) if reading.stays]
+    noted = any(item.kind is Kind.CONTROL for index in staying for item in history.readings[index].items)
+    window = _window_start(history) if noted else (0, 0)
+    seen: set[str] = set()
+    superseded_at: defaultdict[int, set[int]] = defaultdict(set)
+    for index, position in lone_loads(history):
+        superseded_at[index].add(position)
+    for index in staying:
+        for position, item in enumerate(history.readings[index].items):
+            if item.kind is not Kind.SYSTEM:
+                superseded = item.kind is Kind.CONTROL and (index, position) < window
+            else:
+                superseded = item.text in seen
+                seen.add(item.text)
+            if superseded:
+                superseded_at[index].add(position)
+    return {index: frozenset(parts) for index, parts in superseded_at.items()}
+
+
+def lone_loads(history: History) -> set[Place]:
+    """Places of calls and answers that load something, but whose partner does not, or fails."""
+    loads = {
+        (index, position): item.failed
+        for index, reading in enumerate(history.readings)
+        for position, item in enumerate(reading.items if reading.exchanges else ())
+        if item.loads
+    }
+    if not loads:
+        return set()
+    results = ((answer, call) for answer, call in calls_of_results(history.readings) if loads.get(answer) is False)
+    return set(loads).difference(*((answer, call) for answer, call in results if call in loads))
+
+
+def _window_start(history: History) -> tuple[int, int]:
+    """Message and part from which on the host reads: the last compaction, or the very first part."""
+    for index in range(len(history) - 1, -1, -1):
+        reading = history.readings[index]
+        ends = [part for part, item in enumerate(reading.items) if item.kind is Kind.COMPACTION and item.mark is None]
+        if not ends:
+            continue
+        if not reading.request:
+            return index, ends[-1]
+        while index and history.readings[index - 1].request:
+            index -= 1
+        return index, 0
+    return 0, 0
+
+
 def continues(history: History, before: Pairing) -> bool:
     """True if a history begins with the one of an earlier pairing."""
     return 0 < before.length <= len(history) and history.ids[before.length - 1] == before.tip

@@ -545,7 +545,7 @@ def _write(
     messages = _messages(context, inserted, start)
     messages = insert_block(messages, layers) if layers.text else messages
     sent = context.reader.read(messages, last=earlier.sent if earlier else context.run.view)
-    if live:
+    if live or context.history.readings[-1].request:
         check_view(sent, context.history)
     return start, messages, sent
 

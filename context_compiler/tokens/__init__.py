@@ -43,6 +43,7 @@ __all__ = [
     "image_tokens",
     "media_tokens",
     "model_family",
+    "text_of_file",
     "video_tokens",
 ]
 
@@ -248,10 +249,15 @@ def media_tokens(media_type: str, data: bytes | None = None) -> int:
         media_type: MIME type, or its first half. Anything but images, audio, video and text counts as a document.
         data: The bytes; None if there is only a URL or an uploaded file.
     """
-    kind = media_type.strip().lower()
-    if data and _TEXT.match(kind):
-        return _shared.text(data.decode("utf-8", "replace"))
-    return _BY_KIND.get(kind.partition("/")[0], document_tokens)(data)
+    text = text_of_file(media_type, data)
+    if text is not None:
+        return _shared.text(text)
+    return _BY_KIND.get(media_type.strip().lower().partition("/")[0], document_tokens)(data)
+
+
+def text_of_file(media_type: str, data: bytes | None) -> str | None:
+    """Text of a file that is plain text by its MIME type; None for other files, and if there are no bytes."""
+    return data.decode("utf-8", "replace") if data and _TEXT.match(media_type.strip().lower()) else None
 
 
 def _checked_count(count: Count, text: str) -> int:

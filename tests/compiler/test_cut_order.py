@@ -17,7 +17,7 @@ from context_compiler.compiler import cut_order
 from context_compiler.compiler.advance import cut_current_turn
 from context_compiler.compiler.cut_order import CUT_ORDER, MIN_PART, reduce
 from context_compiler.compiler.reasons import EARLIER_TURN, reason_of
-from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
+from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind, placeholder
 from context_compiler.messages.shapes import WHOLE, Shape, apply_shape
 from tests.compiler.benches import LONG, bench, checked, climb, gone
 from tests.support.builders import answer, assistant, call, exchange, long_history, prose, user
@@ -148,11 +148,11 @@ def test_a_prompt_of_a_quarter_of_the_budget_stays_whole_while_its_results_can_b
 def test_a_picture_beside_a_prompt_is_cut_before_its_text() -> None:
     ask = prose(1, 20)
     on = bench([user(ask, PNG), *exchange(1), *exchange(2)])
-    on.room = 4 * on.counter.text(ask)
+    on.room = 4 * (on.counter.text(ask) + on.counter.text(placeholder(PNG)))
     for _ in cut_order.truncate_harder(on):
         pass
     [prompt] = apply_shape(on.history.messages[0], on.history.readings[0], on.shapes[0], on.counter).parts
-    assert prompt.content[0] == ask and prompt.content[1:] != [PNG]
+    assert prompt.content == [ask, placeholder(PNG)]
 
 
 def test_harder_limits_start_at_half_of_the_budget() -> None:

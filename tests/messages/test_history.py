@@ -15,6 +15,8 @@ from hypothesis import given
 from pydantic_ai.messages import (
     BinaryContent,
     CompactionPart,
+    LoadCapabilityCallPart,
+    LoadCapabilityReturnPart,
     ModelMessage,
     ModelRequest,
     ModelResponse,
@@ -27,11 +29,13 @@ from pydantic_ai.messages import (
 
 from context_compiler.messages import history as module
 from context_compiler.messages.bodies import load_messages, message_body
-from context_compiler.messages.history import Reader, Reading, searchable, superseded_parts
+from context_compiler.messages.history import Reader, Reading, searchable
 from context_compiler.messages.items import Kind
+from context_compiler.messages.turns import superseded_parts
 from context_compiler.tokens import TokenCounter
 from tests.support.builders import answer, assistant, call, exchange, snapshot, user
 from tests.support.histories import histories, long_history
+from tests.support.parts import retry_prompt
 
 SpeechPart: Any = getattr(pydantic_ai.messages, "SpeechPart", None)
 
@@ -305,6 +309,27 @@ def test_repeated_system_text_need_not_be_carried() -> None:
     history = reader()[0].read(messages)
     assert superseded_parts(history) == {2: frozenset({0, 1})}
     assert [item.kind for _, item in history.items(2, 3)] == [Kind.SYSTEM, Kind.SYSTEM]
+
+
+LOAD, LOADED = (
+    LoadCapabilityCallPart(args={"id": "maps"}, tool_call_id="c"),
+    LoadCapabilityReturnPart(content={"message": "loaded"}, tool_call_id="c"),
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told", "alone"),
+    [
+        (LOAD, LOADED, {}),
+        (LOAD, replace(LOADED, outcome="failed"), {1: {0}, 2: {0}}),
+        (LOAD, answer("c", "[shortened]", tool="load_capability"), {1: {0}}),
+        (LOAD, retry_prompt("no such capability", tool="load_capability", ident="c"), {1: {0}}),
+        (call("load_capability", "c", id="maps"), LOADED, {2: {0}}),
+    ],
+)
+def test_a_load_is_carried_only_with_an_answer_that_loads(asked: Any, told: Any, alone: Any) -> None:
+    history = reader()[0].read([user("a"), assistant(asked), ModelRequest(parts=[told]), assistant("b"), user("c")])
+    assert superseded_parts(history) == alone
 
 
 def settings_and_a_compaction(compacted: ModelMessage) -> list[ModelMessage]:

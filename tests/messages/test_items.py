@@ -41,14 +41,14 @@ from context_compiler.messages.items import (
     Kind,
     mark_of,
     media_cost,
-    media_in,
     parse_arguments,
     plain_text,
     read_part,
     user_content,
     without_media,
 )
-from tests.support.builders import answer, call
+from tests.messages.cutting import part as cut_part
+from tests.support.builders import answer, call, user
 from tests.support.histories import histories
 from tests.support.parts import PDF, PNG, STRUCTURED, WAV, FuturePart, native_pair, retry_prompt
 from tests.support.views import counter, wire_tokens
@@ -237,10 +237,34 @@ def test_values_that_are_not_valid_json_are_written_loosely_or_by_type() -> None
     assert plain_text({"a": object()}) == '{"a":"<object>"}'
 
 
-def test_media_are_found_and_replaced_at_any_depth() -> None:
+def test_media_are_replaced_at_any_depth() -> None:
     content = {"a": [PNG, {"b": (PDF, "x")}], "c": 1}
-    assert list(media_in(content)) == [PNG, PDF]
     assert without_media(content) == {"a": ["[image/png 1 kB]", {"b": ["[application/pdf 1 kB]", "x"]}], "c": 1}
+
+
+BIG = BinaryContent(bytes(range(256)) * 40, media_type="image/png")
+
+
+@pytest.mark.parametrize("content", [{"title": "x", "image": BIG}, ("x", BIG), ["x", [BIG]], ["x", {"image": BIG}]])
+@pytest.mark.parametrize("outcome", ["success", "failed"])
+def test_a_file_within_a_result_costs_the_text_as_which_the_host_sends_it(content: Any, outcome: Any) -> None:
+    sent = answer("c", content, outcome=outcome)
+    item = read(sent)
+    assert (item.media, sent.files) == (0, [])
+    assert item.tokens >= size(sent.model_response_str()) + size("look") + MESSAGE_OVERHEAD > 5_000
+    assert item.text.replace('"', "").count("[image/png 10 kB]") == 1
+    assert size(item.text) < 40
+
+
+def test_a_shortened_result_names_the_files_within_it() -> None:
+    left = cut_part(user(answer("c", {"title": "login page", "image": BIG})), limit=100)
+    assert left.content == '{"title":"login page","image":"[image/png 10 kB]"}'
+
+
+@pytest.mark.parametrize("content", [PNG, [PNG, "x", PDF]])
+def test_files_that_the_host_sends_as_files_cost_as_such(content: Any) -> None:
+    item = read(answer("c", content))
+    assert item.media == sum(map(media_cost, answer("c", content).files)) > 1_000
 
 
 def test_media_given_by_reference_are_named_by_their_kind() -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_ai.messages import (
+    Citation,
     LoadCapabilityReturnPart,
     ModelMessage,
     ModelRequest,
     NativeToolReturnPart,
     SpeechPart,
     TextPart,
+    ThinkingPart,
     ToolAvailabilityDeltaPart,
     UserPromptPart,
+    WebCitationSource,
 )
 
 from context_compiler.messages.history import Reader
@@ -152,6 +156,43 @@ def test_files_returned_with_a_result_are_named_in_a_skeleton() -> None:
 
 def test_a_skeleton_can_be_cut_further() -> None:
     assert cost(part(user(answer("c", LONG)), skeleton=True, limit=12)) <= 12
+
+
+# --- ids, by which a provider uses its stored copy instead of what is sent
+
+
+def test_a_changed_part_has_neither_its_id_nor_its_citations() -> None:
+    details = {"citations": [{"url": "https://example.com"}], "phase": "final_answer"}
+    cited = [Citation([WebCitationSource("https://example.com")])]
+    said = TextPart(LONG, id="msg_1", provider_name="openai", provider_details=details, citations=cited)
+    asked = replace(call("write", "c", body=LONG), id="fc_1", provider_name="openai")
+    for shape in ({"limit": 60}, {"skeleton": True}):
+        text, wrote = cut(assistant(said, asked), **shape).parts
+        assert (text.id, text.citations, text.provider_details) == (None, None, {"phase": "final_answer"})
+        assert (wrote.id, wrote.tool_call_id) == (None, "c")
+
+
+def test_parts_of_one_item_keep_its_id_only_together() -> None:
+    short = TextPart("in short", id="msg_1", provider_name="openai")
+    other = TextPart("and more", id="msg_2", provider_name="openai")
+    message = assistant(TextPart(LONG, id="msg_1", provider_name="openai"), short, other)
+    assert [one.id for one in cut(message, limit=60).parts] == [None, None, "msg_2"]
+    assert [one.id for one in cut(message, skip=frozenset({0})).parts] == [None, "msg_2"]
+
+
+def test_thinking_stays_with_the_item_that_it_led_to() -> None:
+    thought = ThinkingPart("hm", id="rs_1", signature="s", provider_name="openai")
+    asked = replace(call("write", "c", body=LONG), id="fc_1", provider_name="openai")
+    short = TextPart("I write.", id="msg_1", provider_name="openai")
+    assert [one.part_kind for one in cut(assistant(thought, asked), limit=60).parts] == ["tool-call"]
+    assert [one.id for one in cut(assistant(thought, short, asked), limit=60).parts] == ["rs_1", "msg_1", None]
+
+
+def test_thinking_that_led_to_a_part_without_an_id_stays() -> None:
+    """A provider that names no items may require thinking before a call."""
+    signed = ThinkingPart("hm", signature="s", provider_name="anthropic")
+    message = assistant(signed, call("write", "c", body=LONG))
+    assert [one.part_kind for one in cut(message, limit=60).parts] == ["thinking", "tool-call"]
 
 
 # --- what the provider ran itself

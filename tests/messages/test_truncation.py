@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_ai.messages import (
+    BinaryContent,
     CachePoint,
     CompactionPart,
     FilePart,
@@ -24,10 +25,11 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from context_compiler.messages.items import Kind
+from context_compiler.messages.bodies import load_messages, message_body
+from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.shapes import truncate
 from tests.messages.cutting import LONG, cost, cut, part
-from tests.support.builders import answer, assistant, call, user
+from tests.support.builders import answer, assistant, call, prose, user
 from tests.support.parts import PNG, FuturePart, retry_prompt
 from tests.support.texts import texts
 from tests.support.views import counter
@@ -91,17 +93,42 @@ def test_speech_becomes_its_transcript() -> None:
     assert isinstance(part(assistant(SpeechPart(speaker="assistant", transcript=LONG)), limit=100), TextPart)
 
 
-def test_each_piece_of_a_prompt_is_cut() -> None:
-    message = user("short", CachePoint(), TextContent(content=LONG, metadata={"a": 1}), PNG, "never seen")
+def test_only_the_long_pieces_of_a_prompt_are_cut() -> None:
+    message = user("short", CachePoint(), TextContent(content=LONG, metadata={"a": 1}), PNG, "the question")
     left = part(message, limit=100)
     assert left.content[:2] == ["short", CachePoint()]
     assert left.content[2].metadata == {"a": 1}
-    assert cost(left) <= 100
-    assert "never seen" not in left.content
+    assert "tokens in full" in left.content[2].content
+    assert left.content[3:] == ["[image/png 1 kB]", "the question"]
+    assert 90 < cost(left) <= 100
+
+
+def test_long_pieces_of_a_prompt_share_its_limit() -> None:
+    first, _, second = part(user(LONG, "and", LONG), limit=200).content
+    assert abs(counter.text(first) - counter.text(second)) < 10
+
+
+def test_a_text_file_in_a_prompt_is_cut_by_its_text() -> None:
+    question = "what does it say?"
+    left = part(user(BinaryContent(LONG.encode(), media_type="text/plain"), question), limit=200)
+    assert left.content[0].startswith(LONG[:40])
+    assert left.content[0].endswith(LONG[-40:])
+    assert left.content[1] == question
+    assert cost(left) <= 200
+
+
+@given(st.lists(st.sampled_from(["a", "why?", prose(2, 60), LONG, PNG]), min_size=1, max_size=9), st.integers(5, 400))
+def test_no_piece_of_a_prompt_is_left_out_that_has_room_for_a_token(pieces: list[Any], limit: int) -> None:
+    left = part(user(*pieces, CachePoint()), limit=limit)
+    assert cost(left) <= limit or cost(left) <= cost(UserPromptPart(content="a"))
+    if limit - MESSAGE_OVERHEAD >= len(pieces):
+        assert len(left.content) == len(pieces) + 1
+    assert all(left.content)
 
 
 def test_a_file_that_fits_stays_and_one_that_does_not_is_named() -> None:
-    assert part(user("see", PNG, LONG), limit=2_000).content[1] is PNG
+    assert part(user("see", PNG, PNG, "?"), limit=2_000).content == ["see", PNG, "[image/png 1 kB]", "?"]
+    assert part(user("see", PNG, LONG), limit=cost(UserPromptPart(content=LONG))).content[1] == "[image/png 1 kB]"
     assert part(user("see", PNG), limit=100).content == ["see", "[image/png 1 kB]"]
     assert part(assistant(FilePart(content=PNG)), limit=50).content == "[image/png 1 kB]"
 
@@ -137,3 +164,16 @@ def test_a_summary_of_an_application_can_be_cut_and_one_of_a_provider_cannot() -
 def test_thinking_and_unknown_parts_stay_whole_or_go(whole: Any) -> None:
     assert part(assistant(whole), limit=6) is whole
     assert cut(assistant(whole), without=frozenset({Kind.THINKING, Kind.OTHER})) is None
+
+
+@pytest.mark.parametrize("limit", [90, 160, 400])
+def test_shortened_validation_errors_can_be_read_back(limit: int) -> None:
+    errors: Any = [
+        {"type": "missing", "loc": ("field", at), "msg": "Field required", "input": {"a": LONG[:900]}}
+        for at in range(3)
+    ]
+    message = ModelRequest(parts=[RetryFeedbackPart(content=errors, retry=RetryInfo(cause="validation_error"))])
+    left = cut(message, limit=limit)
+    assert cost(left.parts[0]) <= limit + 16
+    assert [error["loc"] for error in left.parts[0].content] == [("field", at) for at in range(3)]
+    assert load_messages([message_body(left)])[0].parts[0].content == left.parts[0].content

@@ -23,19 +23,20 @@ SERVERS: dict[str, tuple[Any, str, Any]] = {
 }
 
 
-def look(path: str) -> str:
+def look(path: str, why: str = "") -> str:
     return prose(len(path), 120)
 
 
 def steps() -> Any:
-    """In each turn: a thought and a call, a thought with text and two calls, and a thought with an answer."""
+    """In each turn: a thought and a long call, a thought with text and two calls, and a thought with an answer."""
     asked = 0
 
     def step(body: Any) -> Answer:
         nonlocal asked
         asked += 1
         if asked % 3 == 1:
-            return Answer(thinking=f"Thought {asked}: look.", calls=[("look", {"path": "a" * asked})])
+            why = {"path": "a" * asked, "why": prose(asked, 160)}
+            return Answer(thinking=f"Thought {asked}: look.", calls=[("look", why)])
         if asked % 3 == 2:
             calls = [("look", {"path": "b" * asked}), ("look", {"path": "c" * asked})]
             return Answer(thinking=f"Thought {asked}: look again.", text=f"Now the others ({asked}).", calls=calls)

@@ -6,6 +6,7 @@ with ResponsesServer("done", count=tokens) as server:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,13 @@ FIELDS |= {"conversation", "reasoning", "text", "truncation"}
 """Fields that a count takes."""
 
 
+def _said(item: Body) -> str:
+    """Text of a message, or arguments of a call."""
+    content = item.get("content") or ""
+    text = content if isinstance(content, str) else "".join(piece["text"] for piece in content)
+    return text + json.dumps(json.loads(item.get("arguments") or "null"), sort_keys=True)
+
+
 class ResponsesServer(LoopbackServer):
     """OpenAI's Responses, plain, and their input tokens."""
 
@@ -33,6 +41,8 @@ class ResponsesServer(LoopbackServer):
         """Encrypted content of each reasoning item that was issued, and the item that followed."""
         self._needed: dict[str, str] = {}
         """Reasoning that was issued with each other item."""
+        self._said: dict[str, str] = {}
+        """Text or arguments of each item that was issued; the API uses this instead of what is sent with its id."""
 
     def model(self, name: str = "gpt-5", **settings: Any) -> OpenAIResponsesModel:
         """A model that talks to this server, without retries of its own."""
@@ -74,7 +84,8 @@ class ResponsesServer(LoopbackServer):
         self._check_reasoning(items)
 
     def _issue(self, output: list[Body]) -> None:
-        """Remember the reasoning of an answer, what it led to, and which reasoning each item needs."""
+        """Remember what an answer said, its reasoning, what that led to, and which reasoning each item needs."""
+        self._said |= {item["id"]: _said(item) for item in output}
         if output[0]["type"] == "reasoning":
             self._sealed[output[0]["id"]] = output[0]["encrypted_content"], output[1]["id"]
             self._needed |= {item["id"]: output[0]["id"] for item in output[1:]}
@@ -84,6 +95,8 @@ class ResponsesServer(LoopbackServer):
         seen: set[str] = set()
         for item, following in zip_longest(items, items[1:]):
             ident = item.get("id")
+            if self._said.get(ident, _said(item)) != _said(item):
+                raise Refusal(f"Item '{ident}' is not as it was issued: its stored copy would be used.")
             if item.get("type") == "reasoning":
                 sealed, led = self._sealed.get(ident, (None, None))
                 if sealed is None or item.get("encrypted_content") != sealed:
