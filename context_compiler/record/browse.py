@@ -57,6 +57,8 @@ class RequestRow:
     budget: int | None
     tokens_raw: int
     tokens_sent: int
+    cached: int
+    """Tokens of the sent request that the prompt cache contains."""
     messages_raw: int | None
     """Length of its raw history; None if content is not recorded."""
     messages_sent: int | None
@@ -114,7 +116,7 @@ _SESSIONS = (
 )
 _REQUESTS = (
     "SELECT v.id, v.session, v.turn_index, v.run_id, v.request_index, v.status, v.error, v.budget, v.tokens_raw,"
-    " v.tokens_sent, v.raw_tip, v.view_tip, v.summary AS summary_id, v.latency_ms, v.created_at,"
+    " v.tokens_sent, v.cached, v.raw_tip, v.view_tip, v.summary AS summary_id, v.latency_ms, v.created_at,"
     " c.template_name AS template, c.fidelity, c.model_alias AS model,"
     " r.position + 1 AS messages_raw, w.position + 1 AS messages_sent"
     " FROM views v LEFT JOIN context_summaries c ON c.id = v.summary"
@@ -340,19 +342,6 @@ def chain_nodes(db: Database, tip: str | None, session: int, cached: Sequence[No
     fresh: list[Node] = [Node(row[0], copies.get(row[0], row[1]), row[2]) for row in reversed(ancestors)]
     begins: int = ancestors[-1]["position"]
     return [*cached[:begins], *fresh] if fresh[0].id in {node.id for node in cached[begins : begins + 1]} else fresh
-
-
-def last_nodes(db: Database, tip: str, count: int) -> list[Node]:
-    """The last messages of a chain, oldest first."""
-    messages = db.execute(
-        "WITH RECURSIVE up (id, parent, content, instructions, depth) AS ("
-        "SELECT id, parent, content, instructions, 1 FROM nodes WHERE id = ?1"
-        " UNION ALL SELECT n.id, n.parent, n.content, n.instructions, up.depth + 1"
-        " FROM up JOIN nodes n ON n.id = up.parent WHERE up.depth < ?2)"
-        " SELECT id, content, instructions FROM up ORDER BY depth DESC",
-        (tip, count),
-    )
-    return [Node(*row) for row in messages]
 
 
 def message_bodies(db: Database, nodes: Sequence[Node]) -> list[bytes]:
