@@ -138,7 +138,8 @@ _FROM_KNOWN = (
 
 
 SORTS: Mapping[str, str] = {
-    "used": "(SELECT max(v.id) FROM views v WHERE v.session = s.id) DESC NULLS LAST",
+    # the time of the newest row, because the newest time of all takes ten times as long to find
+    "used": "(SELECT v.created_at FROM views v WHERE v.session = s.id ORDER BY v.id DESC LIMIT 1) DESC NULLS LAST",
     "name": "lower(s.session_id)",
     "requests": "(SELECT count(*) FROM views v WHERE v.session = s.id) DESC",
     "raw": "(SELECT sum(v.tokens_raw) FROM views v WHERE v.session = s.id) DESC NULLS LAST",
@@ -263,15 +264,6 @@ def requests_by_number(db: Database, numbers: Sequence[int]) -> list[RequestRow]
 def newest_request(db: Database) -> int:
     """Row number of the newest request of all; 0 if there is none."""
     return db.execute("SELECT ifnull(max(id), 0) FROM views").fetchone()[0]
-
-
-def first_and_last(db: Database, sessions: Sequence[int] | None) -> list[str]:
-    """Times of the first and the last request of some sessions, or of all for None; empty without requests."""
-    where = "" if sessions is None else "WHERE v.session IN (SELECT value FROM json_each(?1))"
-    values = () if sessions is None else (json.dumps(sessions),)
-    ends = [db.execute(f"SELECT {end}(v.id) FROM views v {where}", values).fetchone()[0] for end in ("min", "max")]
-    times = (db.execute("SELECT v.created_at FROM views v WHERE v.id = ?", (end,)).fetchone() for end in ends)
-    return [row[0] for row in times if row is not None]
 
 
 def find_request(db: Database, number: int) -> tuple[RequestRow, Record] | None:

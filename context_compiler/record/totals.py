@@ -44,6 +44,9 @@ class RequestSums:
     compiled: int
     fallbacks: int
     over_budget: int
+    first_at: str | None
+    """Stored time of the first request that was sent; None if none was."""
+    last_at: str | None
     latencies_ms: Sequence[float] = ()
     """Of each request that was sent; only in `Sums`."""
 
@@ -115,6 +118,10 @@ SUMS = ", ".join(
         "count(CASE WHEN v.status LIKE 'compiled%' THEN 1 END) AS compiled",
         "count(CASE WHEN v.status LIKE 'fallback%' THEN 1 END) AS fallbacks",
         "count(CASE WHEN v.status LIKE 'floor_over_budget%' THEN 1 END) AS over_budget",
+        *(
+            f"{end}(CASE WHEN {_IMPORTED} THEN NULL ELSE v.created_at END) AS {name}"
+            for end, name in (("min", "first_at"), ("max", "last_at"))
+        ),
     )
 )
 
