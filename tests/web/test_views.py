@@ -161,6 +161,19 @@ def test_a_compile_has_its_prompt_answer_and_lost_specifics(client: TestClient) 
     assert json.dumps(answer)
 
 
+def test_a_search_finds_the_words_in_all_messages_of_a_request(tmp_path: Path) -> None:
+    long = f"{'Tiles, grout and paint. ' * 900}The key is under pot 9. {'Doors. ' * 3000}"
+    said = [*renovation(), long, *renovation(), *renovation(), *renovation()]
+    with pages_of(tmp_path / "context.db", said, budget=200_000) as client:
+        number = requests_of(client, "talk")[-1]["id"]
+        assert client.get(f"/api/requests/{number}").json()["found"] == []
+        request = client.get(f"/api/requests/{number}", params={"q": " under  POT 9"}).json()
+        assert request["pages"]["total"] > request["pages"]["size"] and request["found"] == [20]
+        found = client.get(f"/api/requests/{number}", params={"q": "order AB-4109"}).json()["found"]
+        page = client.get(f"/requests/{number}", params={"q": "order AB-4109"}).text
+        assert "4 messages" in page and f'/requests/{number}?page=2&amp;q=order+AB-4109#m{found[-1]}"' in page
+
+
 def test_pages_stay_small(client: TestClient) -> None:
     paths = [
         f"/requests/{requests_of(client, 'long')[-1]['id']}{end}" for end in ("", "/why", "/diff", "/diff?with=raw")
