@@ -316,10 +316,10 @@ class ChatSession:
         try:
             await wait_for_end(task)
         finally:
-            prompt = ModelRequest(parts=[UserPromptPart(text)])
-            await self.storage.save_turn(pending.messages or [*self.messages, prompt], pending.shown)
             self.last = pending.finish(stopped=task.cancelled())
             self.usage.add(self.last)
+            prompt = ModelRequest(parts=[UserPromptPart(text)])
+            await self.storage.save_turn(pending.messages or [*self.messages, prompt], pending.shown)
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
 

@@ -316,7 +316,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
 
         Args:
             session: Label of the conversation.
-            rule: The rule, or words of it. If several contain the words, the newest is taken.
+            rule: The rule, or words of it. If no rule equals the words, the newest that contains them is dismissed.
             owner: Owner of the conversation, if the compiler's `owner=` is a function.
 
         Raises:

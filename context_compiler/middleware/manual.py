@@ -33,7 +33,7 @@ from context_compiler.errors import CompileError, SettingsError
 from context_compiler.messages.display import role
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.items import Kind
-from context_compiler.messages.rules import Rule
+from context_compiler.messages.rules import Rule, rule_name
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.next_request import (
     EXCERPT,
@@ -351,11 +351,12 @@ class Manual:
         upcoming = await self._read(session, "none")
         wanted = " ".join(words.split()).casefold()
         users = [rule for rule in upcoming.context.rules if rule.position >= 0]
-        matches = (rule for rule in reversed(users) if wanted and wanted in rule.text.casefold())
-        rule = next(matches, None)
-        if rule is None:
+        matches = [rule for rule in users if wanted and wanted in rule.text.casefold()]
+        matches += [rule for rule in users if rule.name == rule_name(words)]
+        if not matches:
             shown = one_line(words, EXCERPT)
             raise SettingsError(f"rule={shown!r}: no rule of the user contains that; `rules` lists them")
+        rule = matches[-1]
         state = json.dumps({"name": rule.name, "text": rule.text})
         action = Action(kind=DISMISS, tip=upcoming.raw.ids[rule.position], state=state, created_at=now())
         await self._archive.save_action(session, action, upcoming.began, after=upcoming.number)

@@ -57,6 +57,8 @@ class RequestRow:
     budget: int | None
     tokens_raw: int
     tokens_sent: int
+    cached: int
+    """Tokens of the sent request that the prompt cache contains."""
     messages_raw: int | None
     """Length of its raw history; None if content is not recorded."""
     messages_sent: int | None
@@ -114,7 +116,7 @@ _SESSIONS = (
 )
 _REQUESTS = (
     "SELECT v.id, v.session, v.turn_index, v.run_id, v.request_index, v.status, v.error, v.budget, v.tokens_raw,"
-    " v.tokens_sent, v.raw_tip, v.view_tip, v.summary AS summary_id, v.latency_ms, v.created_at,"
+    " v.tokens_sent, v.cached, v.raw_tip, v.view_tip, v.summary AS summary_id, v.latency_ms, v.created_at,"
     " c.template_name AS template, c.fidelity, c.model_alias AS model,"
     " r.position + 1 AS messages_raw, w.position + 1 AS messages_sent"
     " FROM views v LEFT JOIN context_summaries c ON c.id = v.summary"
@@ -136,7 +138,8 @@ _FROM_KNOWN = (
 
 
 SORTS: Mapping[str, str] = {
-    "used": "(SELECT max(v.id) FROM views v WHERE v.session = s.id) DESC NULLS LAST",
+    # the time of the newest row, because the newest time of all takes ten times as long to find
+    "used": "(SELECT v.created_at FROM views v WHERE v.session = s.id ORDER BY v.id DESC LIMIT 1) DESC NULLS LAST",
     "name": "lower(s.session_id)",
     "requests": "(SELECT count(*) FROM views v WHERE v.session = s.id) DESC",
     "raw": "(SELECT sum(v.tokens_raw) FROM views v WHERE v.session = s.id) DESC NULLS LAST",
@@ -263,15 +266,6 @@ def newest_request(db: Database) -> int:
     return db.execute("SELECT ifnull(max(id), 0) FROM views").fetchone()[0]
 
 
-def first_and_last(db: Database, sessions: Sequence[int] | None) -> list[str]:
-    """Times of the first and the last request of some sessions, or of all for None; empty without requests."""
-    where = "" if sessions is None else "WHERE v.session IN (SELECT value FROM json_each(?1))"
-    values = () if sessions is None else (json.dumps(sessions),)
-    ends = [db.execute(f"SELECT {end}(v.id) FROM views v {where}", values).fetchone()[0] for end in ("min", "max")]
-    times = (db.execute("SELECT v.created_at FROM views v WHERE v.id = ?", (end,)).fetchone() for end in ends)
-    return [row[0] for row in times if row is not None]
-
-
 def find_request(db: Database, number: int) -> tuple[RequestRow, Record] | None:
     """Find a request by row number, as a `RequestRow` and as a full record; None if there is no such row."""
     with db.snapshot():
@@ -340,19 +334,6 @@ def chain_nodes(db: Database, tip: str | None, session: int, cached: Sequence[No
     fresh: list[Node] = [Node(row[0], copies.get(row[0], row[1]), row[2]) for row in reversed(ancestors)]
     begins: int = ancestors[-1]["position"]
     return [*cached[:begins], *fresh] if fresh[0].id in {node.id for node in cached[begins : begins + 1]} else fresh
-
-
-def last_nodes(db: Database, tip: str, count: int) -> list[Node]:
-    """The last messages of a chain, oldest first."""
-    messages = db.execute(
-        "WITH RECURSIVE up (id, parent, content, instructions, depth) AS ("
-        "SELECT id, parent, content, instructions, 1 FROM nodes WHERE id = ?1"
-        " UNION ALL SELECT n.id, n.parent, n.content, n.instructions, up.depth + 1"
-        " FROM up JOIN nodes n ON n.id = up.parent WHERE up.depth < ?2)"
-        " SELECT id, content, instructions FROM up ORDER BY depth DESC",
-        (tip, count),
-    )
-    return [Node(*row) for row in messages]
 
 
 def message_bodies(db: Database, nodes: Sequence[Node]) -> list[bytes]:

@@ -44,6 +44,9 @@ class RequestSums:
     compiled: int
     fallbacks: int
     over_budget: int
+    first_at: str | None
+    """Stored time of the first request that was sent; None if none was."""
+    last_at: str | None
     latencies_ms: Sequence[float] = ()
     """Of each request that was sent; only in `Sums`."""
 
@@ -115,15 +118,29 @@ SUMS = ", ".join(
         "count(CASE WHEN v.status LIKE 'compiled%' THEN 1 END) AS compiled",
         "count(CASE WHEN v.status LIKE 'fallback%' THEN 1 END) AS fallbacks",
         "count(CASE WHEN v.status LIKE 'floor_over_budget%' THEN 1 END) AS over_budget",
+        *(
+            f"{end}(CASE WHEN {_IMPORTED} THEN NULL ELSE v.created_at END) AS {name}"
+            for end, name in (("min", "first_at"), ("max", "last_at"))
+        ),
     )
 )
 
 LATENCIES = f"json_group_array(CASE WHEN {_IMPORTED} THEN NULL ELSE v.latency_ms END) AS latencies"
 
 
-def request_sums(db: Database, sessions: Sequence[int] | None, sizes_of: SizesOf) -> list[RequestSums]:
-    """Sums over the requests of some sessions, or of all for None, by session and price."""
-    return [RequestSums(session=key, **sums) for key, sums in _grouped(db, sessions, sizes_of, "v.session")]
+def request_sums(
+    db: Database, sessions: Sequence[int] | None, sizes_of: SizesOf, *, between: tuple[int, int] | None = None
+) -> list[RequestSums]:
+    """Sums over the requests of some sessions, or of all for None, by session and price.
+
+    Args:
+        db: The record.
+        sessions: Row numbers of the sessions.
+        sizes_of: Function from a model and its provider to the sizes of a request above which other rates apply.
+        between: Row numbers of the first and last request; None for all.
+    """
+    groups = _grouped(db, sessions, sizes_of, "v.session", between=between)
+    return [RequestSums(session=key, **sums) for key, sums in groups]
 
 
 def _timed_sums(db: Database, sessions: Sequence[int] | None, sizes_of: SizesOf) -> list[RequestSums]:
@@ -151,9 +168,16 @@ def own_sessions(db: Database) -> list[int] | None:
 
 
 def _grouped(
-    db: Database, sessions: Sequence[int] | None, sizes_of: SizesOf, key: str, columns: str = SUMS
+    db: Database,
+    sessions: Sequence[int] | None,
+    sizes_of: SizesOf,
+    key: str,
+    columns: str = SUMS,
+    between: tuple[int, int] | None = None,
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
     where, parameters = _within(sessions)
+    if between is not None:
+        where, parameters = f"{where} AND v.id BETWEEN ? AND ?", (*parameters, *between)
     models = db.execute(f"SELECT DISTINCT v.model, v.provider FROM views v WHERE {where}", parameters).fetchall()
     sizes = sorted({size for row in models for size in sizes_of(row[0], row[1])})
     rates = [f"CASE WHEN v.{column} > {size:d} THEN 1 END" for column in SIZED for size in sizes]
@@ -167,6 +191,12 @@ def _grouped(
         yield sums.pop("grouped"), sums
 
 
+_MADE = (
+    "SELECT c.id, c.session, c.model_alias AS model, c.usage, c.latency_ms FROM context_summaries c"
+    " WHERE c.usage <> '{}'"
+)
+
+
 def made_compiles(db: Database, sessions: Sequence[int] | None) -> list[MadeCompile]:
     """Compiles by a model: those whose summaries the requests of some sessions contain, and their unsent ones.
 
@@ -178,12 +208,10 @@ def made_compiles(db: Database, sessions: Sequence[int] | None) -> list[MadeComp
     )
     sent = [(row[0], row[1]) for row in used]
     numbers = None if sessions is None else json.dumps(sorted({number for number, _ in sent}))
-    columns = "c.id, c.session, c.model_alias AS model, c.usage, c.latency_ms"
     among = "" if numbers is None else " AND c.id IN (SELECT value FROM json_each(?))"
-    query = f"SELECT {columns} FROM context_summaries c WHERE c.usage <> '{{}}'"
-    rows = {row["id"]: row for row in db.execute(query + among, () if numbers is None else (numbers,))}
+    rows = {row["id"]: row for row in db.execute(_MADE + among, () if numbers is None else (numbers,))}
     unsent = db.execute(
-        f"{query} AND {where.replace('v.', 'c.')} AND NOT EXISTS (SELECT 1 FROM views v WHERE v.summary = c.id)",
+        f"{_MADE} AND {where.replace('v.', 'c.')} AND NOT EXISTS (SELECT 1 FROM views v WHERE v.summary = c.id)",
         parameters,
     ).fetchall()
     return [
@@ -203,30 +231,23 @@ def _made(row: Any, session: int, *, sent: bool) -> MadeCompile:
     )
 
 
-def compile_usage(db: Database, session: int, first: int, last: int) -> list[tuple[str, dict[str, int]]]:
-    """Model and usage of each compile that the requests from `first` to `last` use."""
-    compiles = db.execute(
-        "SELECT model_alias, usage FROM context_summaries WHERE usage <> '{}' AND id IN"
-        " (SELECT summary FROM views WHERE session = ? AND id BETWEEN ? AND ?)",
-        (session, first, last),
-    )
-    return [(row["model_alias"], mapping_of(row["usage"])) for row in compiles]
+def sent_compiles(db: Database, session: int, first: int, last: int) -> list[MadeCompile]:
+    """Compiles by a model whose summaries the requests from `first` to `last` contain."""
+    within = "c.id IN (SELECT v.summary FROM views v WHERE v.session = ? AND v.id BETWEEN ? AND ?)"
+    return [_made(row, session, sent=True) for row in db.execute(f"{_MADE} AND {within}", (session, first, last))]
 
 
-def unsent_usage(
-    db: Database, session: int, since: datetime | None, until: datetime | None
-) -> list[tuple[str, dict[str, int]]]:
-    """Model and usage of each compile that no request uses, made after `since` and up to `until`."""
+def unsent_compiles(db: Database, session: int, since: datetime | None, until: datetime | None) -> list[MadeCompile]:
+    """Compiles by a model whose summaries no request contains, made after `since` and up to `until`."""
     compiles = db.execute(
-        "SELECT c.model_alias, c.usage FROM context_summaries c WHERE c.session = ?1 AND c.usage <> '{}'"
-        " AND (?2 IS NULL OR c.created_at > ?2) AND (?3 IS NULL OR c.created_at <= ?3)"
+        f"{_MADE} AND c.session = ?1 AND (?2 IS NULL OR c.created_at > ?2) AND (?3 IS NULL OR c.created_at <= ?3)"
         " AND NOT EXISTS (SELECT 1 FROM views v WHERE v.summary = c.id)",
         (session, *(None if time is None else stamp(time) for time in (since, until))),
     )
-    return [(row["model_alias"], mapping_of(row["usage"])) for row in compiles]
+    return [_made(row, session, sent=False) for row in compiles]
 
 
-def _within(sessions: Sequence[int] | None) -> tuple[str, tuple[str, ...]]:
+def _within(sessions: Sequence[int] | None) -> tuple[str, tuple[object, ...]]:
     """SQL condition on the session of a row `v`, and its parameters; None is all except replays."""
     if sessions is None:
         return f"v.session IN (SELECT s.id FROM sessions s WHERE {_SENDS})", ()

@@ -333,8 +333,10 @@ RESOURCES: tuple[Resource, ...] = (
         name="request",
         about="One request: its figures and its messages in order, each with the reason why it is there.",
         result=RequestPage,
-        load=lambda sources, values: sources.inspector.request(**values),
-        parameters=(REQUEST, PAGE),
+        load=lambda sources, values: sources.inspector.request(
+            values["number"], page=values["page"], words=values["q"].strip()
+        ),
+        parameters=(REQUEST, Parameter("q", "Words that are searched for in all messages.", default=""), PAGE),
     ),
     Resource(
         path="/requests/{number}/messages/{index}",

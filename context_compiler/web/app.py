@@ -61,7 +61,7 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str], token: str | None) -> None:
-        self.app, self.hosts, self.token = app, hosts, token
+        self.app, self.hosts, self.token = app, frozenset(map(str.lower, hosts)), token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""

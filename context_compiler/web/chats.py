@@ -180,6 +180,11 @@ class Chat:
         self._answer = asyncio.create_task(self._run(text))
 
     async def _run(self, text: str) -> None:
+        last = self.session.last
+
+        def unsent() -> dict[str, str]:
+            return {"unsent": text} if self.session.last is last else {}
+
         try:
             outcome = await try_await(self.session.say(text, on_text=self._add))
             reply = outcome.value if outcome.value is not None else self.session.last
@@ -187,10 +192,11 @@ class Chat:
             if figures.get("request") is not None:
                 self._requests[len(visible_turns(self.session.messages)) - 1] = figures["request"]
             why = safe(str(outcome.error) or type(outcome.error).__name__) if outcome.error is not None else ""
-            self._broadcast("done", {**figures, "error": why[:500]})
+            self._broadcast("done", {**figures, "error": why[:500], **unsent()})
         except asyncio.CancelledError:
-            self._broadcast("done", {"error": ""})
-            self._broadcast("notice", {"text": "stopped while waiting: nothing was sent"})
+            self._broadcast("done", {"error": "", **unsent()})
+            if unsent():
+                self._broadcast("notice", {"text": "stopped while waiting: nothing was sent"})
             raise
         finally:
             self._answer = None

@@ -51,7 +51,7 @@ from context_compiler.messages.history import Reading, searchable
 from context_compiler.messages.items import MESSAGE_OVERHEAD
 from context_compiler.messages.printable import safe
 from context_compiler.messages.recorded import RecordedMessage
-from context_compiler.middleware.remedies import Remedy, find_remedy
+from context_compiler.middleware.remedies import Remedy, find_remedy, places
 from context_compiler.middleware.request import tool_tokens
 from context_compiler.record import browse, queries
 from context_compiler.record.browse import ModelCall, RequestRow, SessionRow
@@ -180,6 +180,10 @@ class RequestPage(RequestHeader):
     bar: tuple[Bar, ...]
     messages: tuple[ShownMessage, ...]
     pages: Pages
+    words: str
+    """Words that are searched for; empty for none."""
+    found: tuple[int, ...]
+    """Positions of all messages of the request, on any page, that contain these words in any case."""
     biggest: tuple[Contributor, ...]
     """Messages with the most tokens; empty for a very long view."""
     instructions: str
@@ -284,9 +288,9 @@ class Inspector(Tracer):
 
         return await self.read(query)
 
-    async def request(self, number: int, *, page: int = 1) -> RequestPage:
-        """Load one request and one page of its messages."""
-        loaded = await self.read(partial(self._request, number=number, page=page))
+    async def request(self, number: int, *, page: int = 1, words: str = "") -> RequestPage:
+        """Load one request and one page of its messages, and search all of them for words."""
+        loaded = await self.read(partial(self._request, number=number, page=page, words=words))
         positions = [shown.raw for shown in loaded.messages if shown.raw is not None]
         return replace(loaded, pinned=await self._steerable_pins(loaded, positions))
 
@@ -333,7 +337,7 @@ class Inspector(Tracer):
 
         return await self.read(query) if shown.steerable else ()
 
-    def _request(self, db: Database, number: int, page: int) -> RequestPage:
+    def _request(self, db: Database, number: int, page: int, words: str) -> RequestPage:
         row, record = request_of(db, number)
         sent = self.trace(db, row, record)
         pages = Pages(page=page, size=PAGE, total=len(sent.view))
@@ -348,6 +352,8 @@ class Inspector(Tracer):
             bar=tuple(bars(cast("Mapping[str, int]", record.ledger.get("tokens", {})), row.budget or 0)),
             messages=tuple(self._show_view(db, sent, positions)),
             pages=pages,
+            words=words,
+            found=places(self.host_messages(db, sent.view), words) if words else (),
             biggest=tuple(self._biggest(db, sent)),
             instructions=instructions,
             instructions_tokens=counter.text(instructions) + MESSAGE_OVERHEAD if instructions else 0,

@@ -187,7 +187,7 @@ def _load_overview(db: Database) -> Overview:
     costs = add_costs(sums, made)
     money = None if costs.sent is None or costs.everything is None else costs.everything - costs.sent
     return Overview(
-        sessions=len({row.session for row in sums}),
+        sessions=len({row.session for row in sums if row.requests}),
         requests=sum(row.requests for row in sums),
         tokens_raw=sum(row.tokens_raw for row in sums),
         saved=sum(row.tokens_raw - row.tokens_sent for row in sums),
@@ -196,15 +196,16 @@ def _load_overview(db: Database) -> Overview:
         over_budget=sum(row.over_budget for row in sums),
         money=None if money is None else money - (costs.compiles or 0),
         unknown=costs.unknown,
-        periods=tuple(_periods(db, among)),
+        periods=tuple(_periods(db, among, sums)),
     )
 
 
-def _periods(db: Database, among: Sequence[int] | None) -> Iterator[Period]:
-    ends = [rows.readable_stamp(stamp) for stamp in browse.first_and_last(db, among)]
-    if len(ends) < 2 or ends[0] is None or ends[1] is None:
+def _periods(db: Database, among: Sequence[int] | None, sums: Iterable[RequestSums]) -> Iterator[Period]:
+    stamps = [stamp for row in sums for stamp in (row.first_at, row.last_at) if stamp is not None]
+    times = [time for time in map(rows.readable_stamp, stamps) if time is not None]
+    if not times:
         return
-    first, last = ends[0], ends[1]
+    first, last = min(times), max(times)
     digits, step = next((candidate for candidate in STEPS if (last - first) / candidate[1] < PERIODS), STEPS[-1])
     start = datetime.fromisoformat(first.isoformat()[:digits] + ("T00" if digits == 10 else "")).replace(tzinfo=UTC)
     count = int((last - start) / step) + 1

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from pydantic_ai.messages import ModelResponse
-
-from context_compiler.cache import Memo
 from context_compiler.compiler.trace import session_of
 from context_compiler.record import browse, totals
 from context_compiler.record.browse import RequestRow, SessionRow
+from context_compiler.record.costs import add_costs, sizes_of
 from context_compiler.record.database import Database
-from context_compiler.tokens.prices import cost_of, price_of
+from context_compiler.record.totals import MadeCompile
 from context_compiler.web.data import Inspector
 
 POINTS = 240
 """Maximum requests in one chart."""
-
-LOOKS, NEAR = 3, 6
-"""Newest requests that are searched for the model that answers, and newest messages of each."""
-
-COMPARED = 4_000
-"""Maximum messages of a view whose tokens are counted as shared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +30,7 @@ class Point:
     raw: int
     sent: int
     shared: int
-    """Tokens of the beginning that it shares with the previous request, which a prompt cache keeps."""
+    """Tokens of the beginning that it shares with the previous request, which the prompt cache contains."""
     budget: int | None
     retry: bool
     """True if the provider refused the previous request as too long, and this one was sent instead."""
@@ -45,12 +38,12 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionCost:
-    """Costs in US dollars; None if a price is unknown."""
+    """Costs in US dollars, as far as prices are known; None if no price is known."""
 
-    model: str | None
-    """Model of the answers, by its provider's name."""
+    models: tuple[str, ...]
+    """Models of the requests, that of most requests first."""
     requests: int
-    """Number of requests counted."""
+    """Requests that were sent."""
     sent: Decimal | None
     """Input as sent, with a prompt cache that keeps every shared beginning."""
     raw: Decimal | None
@@ -79,7 +72,6 @@ class Timelines:
 
     def __init__(self, inspector: Inspector) -> None:
         self.inspector = inspector
-        self._shared: Memo[tuple[int, int], int] = Memo(20_000)
 
     async def timeline(self, number: int, *, page: int = 1) -> Timeline:
         """Load one page of a session's timeline; page 1 is the newest."""
@@ -89,80 +81,43 @@ class Timelines:
             rows, total = browse.requests_page(db, number, limit=POINTS + 1, offset=(page - 1) * POINTS)
             ordered = rows[::-1]
             first = 1 if len(ordered) > POINTS else 0
-            pairs = zip([None, *ordered], ordered, strict=False)
-            points = [self._point(db, before, request) for before, request in pairs][first:]
+            points = [_point(*pair) for pair in zip([None, *ordered], ordered, strict=False)][first:]
             pages = max(1, -(-total // POINTS))
             since = ordered[0].created_at if first else None
             until = ordered[-1].created_at if ordered and page > 1 else None
-            unsent = totals.unsent_usage(db, number, since, until) if page <= pages else []
-            money = self._money(db, info, ordered[first:], points, unsent)
+            unsent = totals.unsent_compiles(db, number, since, until) if page <= pages else []
+            money = _money(db, number, ordered[first:], unsent)
             return Timeline(session=info, points=tuple(points), page=page, pages=pages, total=total, money=money)
 
         return await self.inspector.read(query)
 
-    def _point(self, db: Database, before: RequestRow | None, request: RequestRow) -> Point:
-        same_place = before is not None and before.run_id is not None and before.run_id == request.run_id
-        return Point(
-            id=request.id,
-            turn=request.turn_index + 1,
-            status=request.status,
-            raw=request.tokens_raw,
-            sent=request.tokens_sent,
-            shared=self.shared(db, before, request),
-            budget=request.budget,
-            retry=same_place and before is not None and before.request_index == request.request_index,
-        )
 
-    def shared(self, db: Database, before: RequestRow | None, request: RequestRow) -> int:
-        """Return the tokens of the beginning that two requests share."""
-        if before is None or before.view_tip is None or request.view_tip is None:
-            return 0
-        return self._shared.get_or_make(
-            (before.id, request.id), lambda: min(self._compare(db, before, request), request.tokens_sent)
-        )
+def _point(before: RequestRow | None, request: RequestRow) -> Point:
+    same_place = before is not None and before.run_id is not None and before.run_id == request.run_id
+    return Point(
+        id=request.id,
+        turn=request.turn_index + 1,
+        status=request.status,
+        raw=request.tokens_raw,
+        sent=request.tokens_sent,
+        shared=request.cached,
+        budget=request.budget,
+        retry=same_place and before is not None and before.request_index == request.request_index,
+    )
 
-    def _compare(self, db: Database, before: RequestRow, request: RequestRow) -> int:
-        length = browse.common_length(db, before.view_tip, request.view_tip)
-        if length == before.messages_sent:
-            return before.tokens_sent
-        if not length:
-            return 0
-        chain = self.inspector.chain(db, request.view_tip, request.session)[: min(length, COMPARED)]
-        _, readings = self.inspector.read_nodes(db, chain)
-        return sum(reading.tokens for reading in readings)
 
-    def _money(
-        self,
-        db: Database,
-        info: SessionRow,
-        rows: Sequence[RequestRow],
-        points: Sequence[Point],
-        unsent: Sequence[tuple[str, Mapping[str, int]]],
-    ) -> SessionCost:
-        model, provider = self._answering_model(db, rows)
-        price = price_of(model, provider) if model else None
-        sent = raw = None
-        if price is not None:
-            sent = sum((price.cost(point.sent, cached=point.shared) for point in points), Decimal(0))
-            pairs = zip([0, *(point.raw for point in points)], points, strict=False)
-            raw = sum((price.cost(point.raw, cached=min(before, point.raw)) for before, point in pairs), Decimal(0))
-        spent = totals.compile_usage(db, info.id, rows[0].id, rows[-1].id) if rows else []
-        costs = [(alias, cost_of(alias, usage)) for alias, usage in (*spent, *unsent)]
-        unknown = {alias for alias, cost in costs if cost is None} | (
-            {model} if model and price is None else set[str]()
-        )
-        priced = [cost for _, cost in costs if cost is not None]
-        compiles = sum(priced, Decimal(0)) if len(priced) == len(costs) else None
-        return SessionCost(
-            model=model, requests=len(points), sent=sent, raw=raw, compiles=compiles, unknown=tuple(sorted(unknown))
-        )
-
-    def _answering_model(self, db: Database, rows: Sequence[RequestRow]) -> tuple[str | None, str | None]:
-        """Return model and provider of the newest answer in the raw histories of these requests; None if not found."""
-        recorded = [row.raw_tip for row in rows if row.raw_tip is not None]
-        for tip in reversed(recorded[-LOOKS:]):
-            messages = self.inspector.host_messages(db, browse.last_nodes(db, tip, NEAR))
-            answers = [message for message in messages if isinstance(message, ModelResponse) and message.model_name]
-            if answers:
-                return answers[-1].model_name, answers[-1].provider_name
-        return None, None
+def _money(db: Database, session: int, rows: Sequence[RequestRow], unsent: Sequence[MadeCompile]) -> SessionCost:
+    between = (rows[0].id, rows[-1].id) if rows else (0, 0)
+    sums = totals.request_sums(db, [session], sizes_of, between=between)
+    costs = add_costs(sums, [*totals.sent_compiles(db, session, *between), *unsent])
+    requests = Counter[str]()
+    for some in sums:
+        requests[some.model] += some.requests
+    return SessionCost(
+        models=tuple(model for model, count in requests.most_common() if model and count),
+        requests=costs.requests,
+        sent=costs.sent,
+        raw=costs.everything,
+        compiles=costs.compiles,
+        unknown=costs.unknown,
+    )

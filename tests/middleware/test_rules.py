@@ -225,6 +225,13 @@ async def test_a_dismissed_rule_is_gone_until_it_is_given_again() -> None:
         await talk.ours.dismiss_rule("talk", "sing")
 
 
+async def test_a_whole_rule_dismisses_itself_and_not_a_newer_one_that_contains_it() -> None:
+    talk, short, long = Talk(recall=0), "Always use tabs.", "Always use tabs in Makefiles."
+    await talk.hear(short, long)
+    assert (await talk.ours.dismiss_rule("talk", "always use tabs")).text == short
+    assert [rule.text for rule in await talk.ours.standing_rules("talk")] == [long]
+
+
 async def test_a_rule_of_the_newest_prompt_is_dismissed_until_it_is_given_again() -> None:
     talk = Talk(recall=0)
     await talk.hear(GIVEN[0])

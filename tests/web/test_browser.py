@@ -7,12 +7,14 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from time import sleep
 from typing import Any
 
 import pytest
 
 from context_compiler.chat.demo_model import ScriptedModel
+from context_compiler.chat.transcript import Transcript
 from context_compiler.record.store import SQLiteStore
 from context_compiler.web.app import create_app
 from tests.web.browser import PATIENCE, browser, chat_app, serving
@@ -159,14 +161,13 @@ def serious(results: Any) -> list[str]:
 def test_a_search_within_a_request_opens_the_parts_that_match(chromium: Any, inspector: str) -> None:
     visit = Visit(chromium, inspector)
     page = visit.go("/requests/20")
-    shown = page.locator(".messages > .cc-message:visible").count()
     page.keyboard.press("/")
     page.keyboard.type("function_7()")
-    page.locator("#within-count", has_text="message").wait_for()
-    matches = page.locator(".messages > .cc-message:visible")
-    assert 0 < matches.count() < shown and page.get_by_text("def function_7()").first.is_visible()
-    page.get_by_label("Search in this request").fill("")
-    assert page.locator(".messages > .cc-message:visible").count() == shown
+    page.keyboard.press("Enter")
+    page.locator(".found", has_text="message").wait_for()
+    assert page.get_by_text("def function_7()").first.is_visible()
+    page.locator(".found a").first.click()
+    assert "q=function_7" in page.url and "#m" in page.url
     page.locator("h1").click()
     for key in "jjo":
         page.keyboard.press(key)
@@ -284,6 +285,59 @@ def test_a_chat_is_compacted_undone_and_pinned_with_its_buttons(chromium: Any, t
         page.get_by_role("button", name="Unpin").first.click()
         page.get_by_text("No message is pinned").wait_for()
         assert not visit.complaints
+
+
+def test_an_answer_is_shown_to_its_end_although_a_compile_ends_meanwhile(chromium: Any, tmp_path: Path) -> None:
+    class Slow(ScriptedModel):
+        """Writes no summary before an answer is under way."""
+
+        async def request(self, *given: Any) -> Any:
+            while not under_way.is_set():
+                await asyncio.sleep(0.01)
+            return await super().request(*given)
+
+    under_way, model = Event(), Slow(delay=0)
+    with serving(chat_app(tmp_path, model=model)) as address:
+        page = Visit(chromium, address).go("/chat")
+        field = page.get_by_label("Message", exact=True)
+        for number in range(1, 6):
+            field.fill(f"Question {number} about ticket 47{number} of Maria?")
+            page.keyboard.press("Enter")
+            page.get_by_role("link", name=f"request {number}").wait_for()
+        page.get_by_role("button", name="Compact…").click()
+        page.get_by_role("dialog").get_by_role("button", name="Compact", exact=True).click()
+        page.get_by_text("compiling …").wait_for()
+        page.get_by_role("button", name="Close").click()
+        model.delay = 0.2
+        field.fill("And which of them was the last?")
+        page.keyboard.press("Enter")
+        coming = page.locator(".answer.coming", has_text="On “And which")
+        coming.wait_for()
+        under_way.set()
+        page.get_by_text("word for word, scripted:").wait_for()
+        shown = coming.inner_text()
+        page.wait_for_function("length => document.querySelector('.coming').innerText.length > length", arg=len(shown))
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_role("link", name="request 6").wait_for()
+        assert page.locator(".turn").count() == 6 and not page.locator(".coming").count()
+
+
+def test_a_prompt_that_was_stopped_before_it_was_sent_is_in_the_field_again(chromium: Any, tmp_path: Path) -> None:
+    terminal = Transcript(tmp_path / "Chat_Sessions", "main")
+    assert terminal.acquire()
+    with serving(chat_app(tmp_path)) as address:
+        page = Visit(chromium, address).go("/chat")
+        field = page.get_by_label("Message", exact=True)
+        field.fill("Where do I look first?")
+        page.keyboard.press("Enter")
+        page.get_by_text("waiting for it").wait_for()
+        assert field.input_value() == ""
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_text("nothing was sent").wait_for()
+        assert field.input_value() == "Where do I look first?" and not page.locator(".turn").count()
+        terminal.close()
+        field.press("Enter")
+        page.get_by_role("link", name="request 1").wait_for()
 
 
 def test_a_message_is_shown_raw_pinned_and_summarized_from(chromium: Any, db: Path) -> None:

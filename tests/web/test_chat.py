@@ -133,7 +133,7 @@ async def test_an_answer_that_waits_for_another_terminal_ends_when_it_is_stopped
             assert "waiting for it" in (await tab.until("notice"))["text"]
             assert (await tab.client.post("/api/chat/stop")).json() == {"stopped": True}
             async with asyncio.timeout(60):
-                assert await tab.until("done") == {"error": ""}
+                assert await tab.until("done") == {"error": "", "unsent": "Where do I look first?"}
                 assert await tab.until("notice", 2) == {"text": "stopped while waiting: nothing was sent"}
             assert "Where do I look first?" not in await tab.page()
             terminal.close()

@@ -29,6 +29,12 @@ def test_loopback_is_accepted_at_any_port(client: TestClient, host: str) -> None
     assert client.get("/api/sessions", headers={"host": host}).status_code == 200
 
 
+@pytest.mark.parametrize("host", ["Annas-MacBook.local:8000", "annas-macbook.local"])
+def test_the_name_of_the_machine_is_accepted_in_any_case(db: Path, host: str) -> None:
+    client = TestClient(create_app(db, system=None, hosts=["Annas-MacBook.local"]))
+    assert client.get("/api/sessions", headers={"host": host}).status_code == 200
+
+
 @pytest.mark.parametrize(
     "headers",
     [

@@ -6,7 +6,10 @@ import asyncio
 import json
 import re
 import sqlite3
+from collections.abc import Iterable
 from contextlib import closing
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,16 @@ from pydantic_ai import Agent
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from context_compiler import ContextCompiler
+from context_compiler import ContextCompiler, Record
 from context_compiler.chat.demo_model import ScriptedModel
 from context_compiler.chat.session import ChatSession
+from context_compiler.cli.importing import import_record
 from context_compiler.cli.root import app
+from context_compiler.messages.history import reader_of
 from context_compiler.pipeline import RunConfig, run_pipeline
-from context_compiler.record.store import SQLiteStore
+from context_compiler.record.store import SQLiteStore, open_store
+from context_compiler.record.values import Entry
+from context_compiler.tokens import as_counter
 from context_compiler.web.app import create_app
 from tests.cli.conftest import DEMO
 from tests.support.agents import Talker
@@ -48,6 +55,37 @@ def test_periods_add_up_to_the_totals(db: Path) -> None:
         for name in ("requests", "saved", "compiled", "fallbacks"):
             assert sum(period[name] for period in overview["periods"]) == overview[name]
         assert "2026-01-01" in client.get("/sessions").text
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_an_older_conversation_that_is_imported_later_moves_no_totals(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    place = str(tmp_path / "context.db") if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    live = [dated("live", f"2026-03-{day:02}", status="raw", run_id="one", tokens_sent=9) for day in range(1, 21)]
+    imported = [dated("older", "2026-03-05"), dated("oldest", "2026-01-01"), dated("newest", "2026-04-01")]
+    asyncio.run(save(place, [*live, *imported]))
+    with TestClient(create_app(place, system=None), base_url="http://127.0.0.1") as client:
+        overview = client.get("/api/overview").json()
+        assert (overview["sessions"], overview["requests"]) == (1, 20)
+        starts = [period["start"][:10] for period in overview["periods"] if period["requests"]]
+        assert (starts[0], starts[-1]) == ("2026-03-01", "2026-03-20")
+        assert sum(period["requests"] for period in overview["periods"]) == 20
+        assert [session["session_id"] for session in listed(client)] == ["newest", "live", "older", "oldest"]
+
+
+def dated(session: str, day: str, **changes: Any) -> Record:
+    """An imported conversation of a day; `changes` make a request of it."""
+    history = reader_of(as_counter(None)).read([])
+    record = import_record(history, session, datetime.fromisoformat(f"{day}T12:00:00+00:00"))
+    return replace(record, raw_tip=None, view_tip=None, request_index=int(day[-2:]), **changes)
+
+
+async def save(place: str, records: Iterable[Record]) -> None:
+    store = open_store(place)
+    for record in records:
+        await store.save(Entry(record=record, raw=None, view=None))
+    await store.close()
 
 
 async def spread(db: Path) -> None:

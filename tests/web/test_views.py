@@ -41,6 +41,23 @@ def test_the_cost_of_an_unknown_model_is_unknown(client: TestClient) -> None:
     assert "unknown" in client.get(f"/sessions/{number_of(client, 'long')}").text
 
 
+def test_the_cost_of_a_session_is_that_of_its_records(client: TestClient, db: Path) -> None:
+    number = number_of(client, "long")
+    ids = [row["id"] for row in requests_of(client, "long")]
+    with closing(sqlite3.connect(db)) as record:
+        change = "UPDATE views SET model = ?, provider = 'openai' WHERE session = ? AND id >= ?"
+        for model, first in (("gpt-4o", ids[0]), ("gpt-4o-mini", ids[-5])):
+            record.execute(change, (model, number, first))
+        record.commit()
+    money = client.get(f"/api/sessions/{number}/timeline").json()["money"]
+    (listed,) = client.get("/api/sessions", params={"name": "long"}).json()["sessions"]
+    assert (
+        money["models"] == ["gpt-4o", "gpt-4o-mini"] and "gpt-4o, gpt-4o-mini" in client.get(f"/sessions/{number}").text
+    )
+    assert (money["sent"], money["raw"]) == (listed["cost"], listed["cost_of_everything"])
+    assert money["requests"] == len(ids) and float(money["sent"]) > 0
+
+
 def test_a_request_that_only_grew_shares_all_of_the_one_before(client: TestClient) -> None:
     request = next(row for row in requests_of(client, "long")[3:] if row["status"] == "raw")
     diff = client.get(f"/api/requests/{request['id']}/diff").json()
@@ -142,6 +159,19 @@ def test_a_compile_has_its_prompt_answer_and_lost_specifics(client: TestClient) 
     page = client.get(f"/compiles/{number}").text
     assert "Raw answer" in page and "Lost by the summary" in page
     assert json.dumps(answer)
+
+
+def test_a_search_finds_the_words_in_all_messages_of_a_request(tmp_path: Path) -> None:
+    long = f"{'Tiles, grout and paint. ' * 900}The key is under pot 9. {'Doors. ' * 3000}"
+    said = [*renovation(), long, *renovation(), *renovation(), *renovation()]
+    with pages_of(tmp_path / "context.db", said, budget=200_000) as client:
+        number = requests_of(client, "talk")[-1]["id"]
+        assert client.get(f"/api/requests/{number}").json()["found"] == []
+        request = client.get(f"/api/requests/{number}", params={"q": " under  POT 9"}).json()
+        assert request["pages"]["total"] > request["pages"]["size"] and request["found"] == [20]
+        found = client.get(f"/api/requests/{number}", params={"q": "order AB-4109"}).json()["found"]
+        page = client.get(f"/requests/{number}", params={"q": "order AB-4109"}).text
+        assert "4 messages" in page and f'/requests/{number}?page=2&amp;q=order+AB-4109#m{found[-1]}"' in page
 
 
 def test_pages_stay_small(client: TestClient) -> None:

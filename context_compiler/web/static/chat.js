@@ -74,8 +74,7 @@
   async function reload() {
     const end = isAtEnd();
     const found = await load();
-    coming = null;
-    turns.replaceChildren(...found);
+    turns.replaceChildren(...found, ...(coming ? [coming] : []));
     known = turns.querySelectorAll(".turn").length;
     at("empty").hidden = known > 0;
     if (end) toEnd();
@@ -91,6 +90,7 @@
   }
   const handlers = {
     async state(given) {
+      coming = null;
       await reload();
       busy(Boolean(given.pending));
       if (given.pending) {
@@ -107,10 +107,12 @@
     },
     rendered: (given) => render(given.html),
     async done(given) {
+      coming = null;
       await reload();
       busy(false);
       figures(given);
-      if (given.error) notice(`${given.error} — the turn so far is stored`, true);
+      if (given.unsent && !field.value) field.value = given.unsent;
+      if (given.error) notice(given.unsent ? given.error : `${given.error} — the turn so far is stored`, true);
       else if (given.stopped) notice("stopped: what was shown is kept");
     },
     turns: () => reload(),

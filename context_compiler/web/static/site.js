@@ -18,19 +18,10 @@
     here.scrollIntoView({ block: "nearest" });
     if (all[at].matches("a")) all[at].focus({ preventScroll: true });
   }
-  function within(field) {
-    const words = field.value.trim().toLowerCase();
-    let found = 0;
-    for (const message of document.querySelectorAll(".messages > .cc-message")) {
-      const has = !words || message.textContent.toLowerCase().includes(words);
-      message.classList.toggle("off", !has);
-      document.querySelector(`.outline a[href="#${message.id}"]`)?.closest("li").classList.toggle("off", !has);
-      for (const part of message.querySelectorAll("details.cc-part, details.cc-piece")) {
-        if (words && part.textContent.toLowerCase().includes(words)) part.open = true;
-      }
-      found += has;
+  function openMatches(words) {
+    for (const part of document.querySelectorAll(".messages :is(details.cc-part, details.cc-piece)")) {
+      if (words && part.textContent.toLowerCase().includes(words)) part.open = true;
     }
-    document.getElementById("within-count").textContent = words ? `${found} message${found === 1 ? "" : "s"}` : "";
   }
   function unfold() {
     const parts = [...(rows()[at]?.querySelectorAll?.("details.cc-part, details.cc-piece") || [])];
@@ -89,6 +80,7 @@
   }
   document.addEventListener("DOMContentLoaded", () => {
     document.querySelector("[data-search]:target")?.focus();
+    openMatches(document.querySelector("[data-within]")?.value.trim().toLowerCase());
     for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button));
     for (const link of document.querySelectorAll(".messages a.raw")) link.setAttribute("aria-expanded", "false");
     document.addEventListener("click", (event) => {
@@ -98,7 +90,6 @@
       toggle(link);
     });
     document.addEventListener("input", (event) => {
-      if (event.target.matches("[data-within]")) within(event.target);
       const pair = event.target.closest(".sliders") && [event.target.dataset.for || event.target.id].map((name) => [document.getElementById(name), document.querySelector(`[data-for=${name}]`)])[0];
       for (const field of pair || []) field.value = event.target.value;
     });
