@@ -362,6 +362,8 @@ class Blocks:
     """Block of the turn itself, which may be empty."""
     config: str
     """Configuration of the cycle to which the blocks belong."""
+    decided: int
+    """`Cycle.decided` of that cycle. Beside another one, they may lack what its quotes said."""
     earlier: tuple[Block, ...] = ()
     """Blocks of earlier turns that are still sent."""
 
@@ -384,17 +386,19 @@ class Blocks:
 
     def to_json(self) -> str:
         """Serialize to JSON."""
-        return json.dumps([astuple(block) for block in (*self.earlier, self.own)], ensure_ascii=False)
+        return json.dumps([self.decided, *map(astuple, (*self.earlier, self.own))], ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str, config: str) -> Blocks | None:
         """Parse from JSON; None if it is damaged or was written by an incompatible version."""
         try:
-            blocks = [Block(*fields) for fields in json.loads(text)]
-            sound = bool(blocks) and all(map(well_typed, blocks))
+            decided, *rows = json.loads(text)
+            *earlier, own = (Block(*fields) for fields in rows)
+            blocks = cls(own=own, earlier=tuple(earlier), config=config, decided=decided)
+            sound = all(map(well_typed, (blocks, *earlier, own)))
         except DAMAGED:
             return None
-        return cls(own=blocks[-1], earlier=tuple(blocks[:-1]), config=config) if sound else None
+        return blocks if sound else None
 
 
 def valid_blocks(blocks: Blocks, history: History, config: str) -> Blocks | None:

@@ -245,6 +245,8 @@ class Archive:
         adopted = chosen is not None and chosen.needs in ids and (cycle is None or cycle.decided < chosen.decided)
         cycle = replace(chosen, config=config) if chosen is not None and adopted else cycle
         blocks = None if cycle is None else await self._known_blocks(store, ids, config)
+        if blocks is not None and cycle is not None and blocks.decided != cycle.decided:
+            blocks = None
         if store is not None and self._newest.get((self.owner, session_id)) is None:
             records = (await try_await(store.views(session_id, limit=1))).value  # if it fails, it is read when needed
             if records is not None:

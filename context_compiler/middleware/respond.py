@@ -242,7 +242,7 @@ def recall_for_turn(
             text, fault = outcome.value or "", outcome.error
     cuts = shortened.cuts if shortened and text else 0
     own = Block(position, history.ids[position], context.turn, text, cuts, question.name)
-    blocks = Blocks(own=own, earlier=earlier, config=policy.config)
+    blocks = Blocks(own=own, earlier=earlier, config=policy.config, decided=cycle.decided)
     if not blocks.all:
         return replace(plain, blocks=blocks, fault=fault)
     result = replace(assemble_view(context, cycle, plain.view.status, done, blocks=blocks, earlier=plain), fault=fault)
