@@ -85,7 +85,7 @@ def test_the_model_of_the_demo_has_one_name_on_all_pages(again: Command) -> None
         (listed,) = client.get("/api/sessions").json()["sessions"]
         money = client.get(f"/api/sessions/{listed['id']}/timeline").json()["money"]
         settings = client.get(f"/api/sessions/{listed['id']}/settings").json()
-    assert listed["model"] == money["model"] == settings["model"] == "demo-model"
+    assert [listed["model"]] == money["models"] == [settings["model"]] == ["demo-model"]
 
 
 def test_the_demo_detects_a_broken_promise() -> None:
