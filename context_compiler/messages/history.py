@@ -92,6 +92,13 @@ class Reading:
     day: str
     """Date of the message as YYYY-MM-DD; empty if it has no timestamp."""
     run_id: str | None
+    answered: Reading | None = None
+    """Its reading once it has been answered, if that is another one because it has scoped parts."""
+
+    @property
+    def scoped(self) -> bool:
+        """True if it contains parts that are sent until it has been answered, and no longer."""
+        return any(item.scoped for item in self.items)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,9 +270,14 @@ class Reader:
         if last is not None and kept == len(last) == len(messages):
             return last
         base, share, objects = (last, kept, self._objects_in(last)) if last and kept else self._find_unedited(messages)
+        start = _current_request(messages)
+        changes = range(min(start, _current_request(base.messages)), share) if base else ()
+        share = next((index for index in changes if base and base.readings[index].scoped), share)
         news = messages[share:]
         objects = columns_after(objects, share, news) if objects is not None or not share else None
-        readings = (base.readings[:share] if base else ()) + tuple(map(self.one, in_steps(news)))
+        readings = (base.readings[:share] if base else ()) + tuple(
+            self._one_at(index, message, start) for index, message in enumerate(in_steps(news), share)
+        )
         if not kept and len(news) > CLOSE:  # the objects are new, but the contents may be known
             closest, length, _ = self._find_closest(readings, lambda history, _: history.readings)
             base, share = (closest, length) if length > share else (base, share)
@@ -306,8 +318,14 @@ class Reader:
         if last is None:
             return 0
         share = common_prefix(last.messages, messages)
-        checked = range(max(0, len(last) - 2), share)
-        return next((index for index in checked if self.one(messages[index]) is not last.readings[index]), share)
+        start, checked = _current_request(last.messages), range(max(0, len(last) - 2), share)
+        edited = (index for index in checked if self._one_at(index, messages[index], start) is not last.readings[index])
+        return next(edited, share)
+
+    def _one_at(self, index: int, message: ModelMessage, current: int) -> Reading:
+        """Read the message at a position in a history whose current request begins at `current`."""
+        reading = self.one(message)
+        return reading.answered if reading.answered and index < current else reading
 
     def _objects_in(self, last: History) -> Columns | None:
         """Objects that the messages of a recent history contained when they were read; None if unknown."""
@@ -403,6 +421,15 @@ def common_prefix(former: Sequence[object], other: Sequence[object]) -> int:
     return next(compress(count(), map(operator.is_not, former, other)), min(len(former), len(other)))
 
 
+def _current_request(messages: Sequence[ModelMessage]) -> int:
+    """Position of the first of the newest requests that follow one another; a response after them continues them."""
+    start = len(messages)
+    for kind in ("response", "request"):
+        while start and messages[start - 1].kind == kind:
+            start -= 1
+    return start
+
+
 def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> Reading:
     items = read_items(message, counter)
     request = message.kind == "request"
@@ -410,7 +437,7 @@ def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> 
     functions = [item for item in items if item.call_id is not None and not item.native]
     answers = tuple(str(item.call_id) for item in functions if item.kind is Kind.RETURN)
     spoken = [item for item in items if item.kind is Kind.USER and item.mark is None]
-    return Reading(
+    reading = Reading(
         items=items,
         tokens=sum(item.tokens for item in items),
         name=facts.identity,
@@ -428,6 +455,14 @@ def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> 
         day=_day_of(message),
         run_id=message.run_id,
     )
+    return replace(reading, answered=_once_answered(reading)) if reading.scoped else reading
+
+
+def _once_answered(reading: Reading) -> Reading:
+    """A reading whose scoped parts have expired."""
+    items = tuple(replace(item, tokens=0, expired=True) if item.scoped else item for item in reading.items)
+    expired = sum(item.tokens for item in reading.items if item.scoped)
+    return replace(reading, items=items, tokens=reading.tokens - expired, stays=reading.stays - expired)
 
 
 def _all_returned(message: ModelMessage, items: Sequence[Item]) -> bool:

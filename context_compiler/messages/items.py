@@ -87,11 +87,17 @@ class Item:
     """True for a user part that contains no text except the labels that hosts put before files."""
     mark: dict[str, Any] | None = None
     """Our own metadata, if this package wrote the part."""
+    scoped: bool = False
+    """True for a system prompt that models read only in the request that it is part of."""
+    expired: bool = False
+    """True for a scoped prompt whose request has been answered: it is no longer sent, and costs nothing."""
 
     @property
     def stays(self) -> bool:
         """True if it survives when its message is dropped: pins, host bookkeeping, and system text of others."""
-        return self.loads or self.kind in (Kind.CONTROL, Kind.PIN) or (self.kind is Kind.SYSTEM and self.mark is None)
+        if self.kind is Kind.SYSTEM:
+            return self.mark is None and not self.expired
+        return self.loads or self.kind in (Kind.CONTROL, Kind.PIN)
 
 
 _LABEL = re.compile(r"This is file [^\n]{1,200}:")
@@ -260,6 +266,11 @@ def _thinking(part: Any, counter: TokenCounter) -> Item:
     return Item(kind=Kind.THINKING, text=text, tokens=counter.text(text) + counter.text(signature) + MESSAGE_OVERHEAD)
 
 
+def _system(part: Any, counter: TokenCounter) -> Item:
+    scoped = getattr(part, "scope", None) == "request"
+    return replace(_text_reader(Kind.SYSTEM)(part, counter), scoped=scoped)
+
+
 def _text_reader(kind: Kind) -> Callable[[Any, TokenCounter], Item]:
     """A reader of parts whose `content` is their text."""
 
@@ -291,7 +302,7 @@ def _other(part: Any, counter: TokenCounter) -> Item:
 
 
 _READERS: dict[str, Callable[[Any, TokenCounter], Item]] = {
-    "system-prompt": _text_reader(Kind.SYSTEM),
+    "system-prompt": _system,
     "user-prompt": _user,
     "text": _text_reader(Kind.TEXT),
     "thinking": _thinking,

@@ -84,14 +84,14 @@ def shortens_prompt(reading: Reading, shape: Shape) -> bool:
 
 
 def apply_shape(message: ModelMessage, reading: Reading, shape: Shape, counter: TokenCounter) -> ModelMessage | None:
-    """Apply a shape to a message; return None if nothing is left of it."""
-    if shape == WHOLE:
+    """Apply a shape to a message, without what has expired; return None if nothing is left of it."""
+    if shape == WHOLE and not reading.scoped:
         return message
     oversized = _oversized_native_ids(reading.items, shape)
     truncator = Truncator(counter, shape.ref)
     before = separate_parts(message)
     shaped = [
-        None if position in shape.skip else _shape_part(part, item, shape, oversized, truncator)
+        None if item.expired or position in shape.skip else _shape_part(part, item, shape, oversized, truncator)
         for position, (part, item) in enumerate(zip(before, reading.items, strict=True))
     ]
     shaped = _without_stale_ids(before, reading.items, shaped)

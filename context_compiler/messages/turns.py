@@ -179,6 +179,8 @@ def superseded_parts(history: History) -> dict[int, frozenset[int]]:
         superseded_at[index].add(position)
     for index in staying:
         for position, item in enumerate(history.readings[index].items):
+            if item.expired:
+                continue
             if item.kind is not Kind.SYSTEM:
                 superseded = item.kind is Kind.CONTROL and (index, position) < window
             else:

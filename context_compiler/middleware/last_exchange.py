@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from pydantic_ai.messages import ModelMessage, ModelRequest, TextPart
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart
 
 GONE = "[left out]"
 """Placeholder for content without text in the last fallback."""
@@ -31,8 +32,7 @@ def last_exchange(messages: Sequence[ModelMessage], limit: int | None) -> dict[i
         return chosen
     texts = sum(len(message.parts) for message in chosen.values()) or 1
     each = max(1, limit // (2 * texts))
-    cut = {index: [_shorten(part, each) for part in message.parts] for index, message in chosen.items()}
-    return {index: replace(message, parts=cut[index]) for index, message in chosen.items()}
+    return {index: _cut(message, each) for index, message in chosen.items()}
 
 
 def _last_exchange(messages: Sequence[ModelMessage]) -> set[int]:
@@ -67,6 +67,18 @@ def _call_ids(message: ModelMessage) -> set[str]:
 
 def _has_prompt(message: ModelMessage) -> bool:
     return any(part.part_kind == "user-prompt" for part in message.parts)
+
+
+def _cut(message: ModelMessage, limit: int) -> ModelMessage:
+    """Cut every part of a message to `limit` characters.
+
+    What is cut loses its id, under which a provider would find the whole, and with it the thinking that led to it.
+    """
+    parts: list[Any] = [_shorten(part, limit) for part in message.parts]
+    if isinstance(message, ModelResponse) and any(map(operator.is_not, parts, message.parts)):
+        rest = [part for part in parts if part.part_kind != "thinking"] or [TextPart(content=GONE[:limit])]
+        parts = [replace(part, id=None) if getattr(part, "id", None) else part for part in rest]
+    return replace(message, parts=parts)
 
 
 def _shorten(part: Any, limit: int) -> Any:

@@ -18,6 +18,8 @@ from pydantic_ai.messages import (
     ModelResponse,
     TextContent,
     TextPart,
+    ThinkingPart,
+    ToolCallPart,
     ToolReturn,
     UploadedFile,
     UserPromptPart,
@@ -263,6 +265,15 @@ def test_the_smallest_view_replaces_a_picture_by_a_word() -> None:
     least = list(last_exchange([user("draw it"), drawn, user(answer("c"))], 100).values())
     assert [part.part_kind for part in least[1].parts] == ["text", "tool-call"]
     assert load_messages([message_body(message) for message in least]) == least
+
+
+def test_the_smallest_view_sends_no_cut_text_under_the_id_of_the_whole() -> None:
+    thought = ThinkingPart("hm", id="rs_1", signature="sig", provider_name="openai")
+    wrote = ToolCallPart("look", {"path": "a" * 500}, "c", id="fc_1", provider_name="openai")
+    history = [user("draw it"), ModelResponse(parts=[thought, wrote]), user(answer("c"))]
+    (cut,) = list(last_exchange(history, 100).values())[1].parts
+    assert isinstance(cut, ToolCallPart) and (cut.args, cut.id) == ({}, None)
+    assert list(last_exchange(history, 9_000).values()) == history
 
 
 async def test_an_invalid_environment_variable_is_reported_and_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
