@@ -14,9 +14,17 @@ from typing import Any
 from unittest.mock import patch
 
 from pydantic import BaseModel
-from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults, ModelRetry
+from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults, ModelRetry, RunContext
+from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.exceptions import AgentRunError, ApprovalRequired, ModelHTTPError
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, UserPromptPart
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelResponse,
+    SystemPromptPart,
+    TextPart,
+    ToolCallPart,
+    UserPromptPart,
+)
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from benchmarks.campaign.case import Case
@@ -40,11 +48,14 @@ from context_compiler import ContextCompiler, MemoryStore, Money, Recall, SQLite
 from context_compiler.compiler.reasons import PIN_WAITS
 from context_compiler.errors import SettingsError, StoreError, TemplateError
 from context_compiler.messages.bodies import load_messages
+from context_compiler.messages.history import current_instructions
 from context_compiler.recall.terms import prose
 from context_compiler.record.values import positions_of
 from context_compiler.tokens.prices import price_of
 from tests.support.wordings import TOO_LONG
 
+LEFT = "Requests so far: "
+"""Beginning of a system prompt for one request."""
 SECRET = "The staging database of Maria has the password KESTREL-77."
 """Text of another owner, which must not be sent to anybody else."""
 INSTRUCTIONS = (None, "Be brief.", "You are a careful engineer. Name files with their lines.")
@@ -98,6 +109,18 @@ class Report(BaseModel):
 
     title: str
     lines: list[str]
+
+
+class Spending(AbstractCapability[Any]):
+    """Tells the model at each request what is left, in a system prompt for that request alone."""
+
+    requests = 0
+
+    async def before_model_request(self, ctx: RunContext[Any], request_context: Any) -> Any:
+        """Enqueue the prompt."""
+        self.requests += 1
+        ctx.enqueue(SystemPromptPart(f"{LEFT}{self.requests}.", scope="request"))
+        return request_context
 
 
 @dataclass
@@ -411,7 +434,8 @@ class Conversation:
         script = self._script(deferred=deferred, kind=kind)
         strict = StrictModel(script, self._usage, self._framing, self.name, self._system)
         self.turn = Turn(sent=strict.sent)
-        capabilities: list[Any] = [self.ours]
+        spending = Spending() if self.drawn.sometimes(0.1) else None
+        capabilities: list[Any] = [self.ours] if spending is None else [spending, self.ours]
         if self.session and self.drawn.sometimes(0.2):
             capabilities.append(Recall(transcript=self.ours.transcript))
         output: Any = {"text": str, "report": Report, "tool": [str, Report]}[kind]
@@ -449,6 +473,7 @@ class Conversation:
             said = any(part.content == prompt for part in parts)
             self.case.check(said, "changed transcripts", f"{marker} is not in all_messages")
         await self._check_requests(strict, prompt)
+        self._check_spending(spending)
         for number, (sent, view) in enumerate(zip(strict.sent, self.turn.views, strict=False)):
             where = f"{self.describe()}request {number + 1}, {view.status}: "
             await self._check_pins(where, sent, view)
@@ -456,6 +481,18 @@ class Conversation:
         if result is not None:
             self._recorded.add(self.session or "")
             await self._check_transcript()
+
+    def _check_spending(self, spending: Spending | None) -> None:
+        """Check that each request has its own prompt for one request, and no earlier one."""
+        last = 0
+        for number, sent in enumerate(self.turn.sent, 1):
+            told = [text for text in all_texts(sent.messages) if LEFT in text]
+            numbers = [int(digits) for text in told for digits in re.findall(f"{LEFT}(\\d+)", text)]
+            room = self.budget - sent.overhead
+            fine = (not numbers and room < FLOOR) or (len(numbers) == 1 and numbers[0] >= last)  # or is sent again
+            what = "prompts for one request that come again or not"
+            self._check(fine if spending else not numbers, what, f"request {number}, room {room}: {told}")
+            last = max([last, *numbers])
 
     def _script(self, *, deferred: bool, kind: str) -> Script:
         steps = self.random.choice((0, 0, 1, 1, 2, 5)) if not self.drawn.sometimes(0.02) else 25
@@ -639,8 +676,7 @@ class Conversation:
         if row == viewed:
             again = rendered(strict.model, kept, sent.parameters)
             self._check_same(f"{where}from what the model got: ", again, in_order(sent.messages))
-        requests = (message for message in reversed(kept) if isinstance(message, ModelRequest))
-        told = next((request.instructions for request in requests), None) or ""
+        told = current_instructions(kept)
         both = f"{where}{told!r}, sent were {sent.instructions!r}"
         case.check(told == sent.instructions, "rows with other instructions", both)
 

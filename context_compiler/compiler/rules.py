@@ -17,6 +17,7 @@ from context_compiler.compiler.steering import Steering
 from context_compiler.messages.fences import RULES_TITLE, fence, neutralize
 from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind, user_content
+from context_compiler.messages.prompts import replace_sentence
 from context_compiler.messages.rules import Rule, contradicts
 from context_compiler.messages.shapes import Shape, apply_shape, shortens_prompt
 from context_compiler.recall.passages import Passage
@@ -108,7 +109,7 @@ def unlisted(
         shaped = apply_shape(message, reading, shape, counter)
         prompts = [part for part in shaped.parts if isinstance(part, UserPromptPart)] if shaped is not None else []
         pieces = [piece for part in prompts for piece in user_content(part.content)]
-        return any(rule.text in str(getattr(piece, "content", piece)) for piece in pieces)
+        return any(_in_one_line(rule.text) in _in_one_line(str(getattr(piece, "content", piece))) for piece in pieces)
 
     return [rule for rule in rules if neutralize(rule.text) not in note and not is_said(rule)]
 
@@ -119,12 +120,16 @@ def without_rules(candidates: Iterable[Passage], rules: Sequence[str]) -> list[P
     for passage in candidates:
         text = passage.text
         for rule in rules:
-            text = text.replace(rule, "…")
+            text = replace_sentence(text, rule, "…")
         if text == passage.text:
             passages.append(passage)
         elif any(map(str.isalnum, text)):
             passages.append(replace(passage, text=text))
     return passages
+
+
+def _in_one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def absent_rules(rules: Sequence[Rule], sent: History) -> list[Rule]:
@@ -134,8 +139,8 @@ def absent_rules(rules: Sequence[Rule], sent: History) -> list[Rule]:
     shown = "\n".join(item.text for _, item in sent.items() if item.kind is Kind.USER or item.mark is not None)
     lost = [rule for rule in rules if rule.text not in shown and neutralize(rule.text) not in shown]
     if lost:
-        plain = " ".join(shown.split())
-        lost = [rule for rule in lost if " ".join(rule.text.split()) not in plain]
+        plain = _in_one_line(shown)
+        lost = [rule for rule in lost if _in_one_line(rule.text) not in plain]
     return lost
 
 

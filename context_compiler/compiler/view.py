@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import islice, pairwise
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -431,14 +431,18 @@ def check_view(sent: History, raw: History) -> None:
 
 
 def without_folded_instructions(messages: Sequence[ModelMessage], reader: Reader) -> list[ModelMessage]:
-    """Copy messages without the instructions of requests directly before another request.
+    """Copy messages; of requests that follow one another, only the last with instructions keeps them.
 
     The host merges such requests, and would send instructions twice.
     """
-    kept = list(messages)
-    for index, (message, following) in enumerate(pairwise(messages)):
-        if isinstance(message, ModelRequest) and message.instructions and isinstance(following, ModelRequest):
-            kept[index] = reader.without_instructions(message)
+    kept, told = list(messages), False
+    for index in range(len(kept) - 1, -1, -1):
+        message = kept[index]
+        if not isinstance(message, ModelRequest):
+            told = False
+        elif message.instructions:
+            kept[index] = reader.without_instructions(message) if told else message
+            told = True
     return kept
 
 

@@ -37,7 +37,7 @@ from context_compiler.tokens import TokenCounter, as_counter
 if TYPE_CHECKING:  # importing Pydantic AI is slow, and reading the record does not need it
     from pydantic_ai.messages import ModelMessage, ModelRequest
 
-__all__ = ["History", "Reader", "Reading", "day", "reader_of", "searchable"]
+__all__ = ["History", "Reader", "Reading", "current_instructions", "day", "reader_of", "searchable"]
 
 MAX_CACHED_CHARACTERS = 50_000_000
 """Maximum characters of text in the readings that are cached by content."""
@@ -421,13 +421,19 @@ def common_prefix(former: Sequence[object], other: Sequence[object]) -> int:
     return next(compress(count(), map(operator.is_not, former, other)), min(len(former), len(other)))
 
 
-def _current_request(messages: Sequence[ModelMessage]) -> int:
+def _current_request(messages: Sequence[ModelMessage | RecordedMessage]) -> int:
     """Position of the first of the newest requests that follow one another; a response after them continues them."""
     start = len(messages)
     for kind in ("response", "request"):
         while start and messages[start - 1].kind == kind:
             start -= 1
     return start
+
+
+def current_instructions(messages: Sequence[ModelMessage | RecordedMessage]) -> str:
+    """Instructions of the current request, which its last message need not have; empty if there are none."""
+    requests = [message for message in messages[_current_request(messages) :] if message.kind == "request"]
+    return next((request.instructions for request in reversed(requests) if request.instructions), "")
 
 
 def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> Reading:

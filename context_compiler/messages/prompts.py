@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from context_compiler.tokens import TokenCounter
 
@@ -39,9 +40,11 @@ def sentence_ends(text: str, start: int = 0, *, wrapped: bool = False) -> Iterat
     for match in _ENDS.finditer(text, start):
         stop, end = match.span()
         is_line = "\n" in match.group()
+        goes_on = text[end : end + 1].islower()
         if wrapped and is_line and match.group().count("\n") == 1:
             is_line = text[stop - 1 : stop] in _LINE_ENDS
-        if not is_line and capital and text[end : end + 1].islower():
+            goes_on = goes_on or bool(_NUMBER.match(text, end))
+        if not is_line and capital and goes_on:
             continue
         if is_line or text[stop - 1] != "." or not _ABBREVIATED.search(text, max(0, stop - 8), stop):
             if letter is not None and letter.start() < end:
@@ -52,6 +55,8 @@ def sentence_ends(text: str, start: int = 0, *, wrapped: bool = False) -> Iterat
 
 _LINE_ENDS = ".!?…:;"
 """Last characters of a line that is not merely full."""
+_NUMBER = re.compile(r"\d+(?!\d|[.)]\s)")
+"""A number that is not that of an item in a list."""
 _LETTER = re.compile(r"[^\W\d_]")
 
 
@@ -75,6 +80,16 @@ def sentence_spans(text: str, *, wrapped: bool = False) -> Iterator[tuple[int, i
         elif fences % 2:  # an odd number of fences opens or closes a block
             fenced = not fenced
         start = end
+
+
+def replace_sentence(text: str, sentence: str, by: str) -> str:
+    """Replace every occurrence of a sentence in a text, also where it is broken into lines."""
+    return _broken(sentence).sub(lambda _: by, text) if "\n" in text else text.replace(sentence, by)
+
+
+@lru_cache(maxsize=4_096)
+def _broken(sentence: str) -> re.Pattern[str]:
+    return re.compile(r"\s+".join(map(re.escape, sentence.split())))
 
 
 QUESTION_TOKENS = 120

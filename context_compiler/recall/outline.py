@@ -13,6 +13,7 @@ from math import log, sqrt
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History
 from context_compiler.messages.items import Kind
+from context_compiler.messages.prompts import replace_sentence
 from context_compiler.messages.turns import Outline
 from context_compiler.recall.index import changes_of
 from context_compiler.recall.passages import PIECES
@@ -90,7 +91,7 @@ def _user_turns(history: History, outline: Outline, out: Collection[int], rules:
         items = [item for item in history.readings[turn.start].items if item.kind is Kind.USER and item.mark is None]
         text = " ".join(item.text[:PROSE] for item in items)
         for sentence in (*(change.sentence for change in changes.of(turn.start, text)), *rules):
-            text = text.replace(sentence, "")
+            text = replace_sentence(text, sentence, "")
         own = Counter(word for word in words(text) if _is_distinctive(word))
         day = history.readings[turn.start].day
         user_turns.append(_UserTurn(turn=turn.index, day=day, opening=one_line(text, OPENING), words=own))

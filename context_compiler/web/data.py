@@ -47,7 +47,7 @@ from context_compiler.messages.display import (
     show_parts,
     time_of,
 )
-from context_compiler.messages.history import Reading, searchable
+from context_compiler.messages.history import Reading, current_instructions, searchable
 from context_compiler.messages.items import MESSAGE_OVERHEAD
 from context_compiler.messages.printable import safe
 from context_compiler.messages.recorded import RecordedMessage
@@ -62,6 +62,8 @@ from context_compiler.template import TemplateLibrary
 from context_compiler.web.live import Shown
 from context_compiler.web.rules import ShownRule, shown_rules
 
+NEWEST = 8
+"""Messages at the end of a view among which those of the current request are looked for."""
 PAGE = 50
 """Rows or messages per page."""
 
@@ -342,8 +344,8 @@ class Inspector(Tracer):
         sent = self.trace(db, row, record)
         pages = Pages(page=page, size=PAGE, total=len(sent.view))
         positions = range(len(sent.view))[pages.offset : pages.offset + PAGE]
-        newest, _ = self.read_nodes(db, sent.view[-1:])  # the host attaches the instructions to the last message
-        instructions = next((message.instructions or "" for message in newest if message.kind == "request"), "")
+        newest, _ = self.read_nodes(db, sent.view[-NEWEST:])
+        instructions = current_instructions(newest)
         counter = self._reader.counter
         return RequestPage(
             **header_of(db, row),

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart
+from pydantic_ai.messages import ModelResponse, TextPart
 
 from context_compiler.compiler.trace import request_of
 from context_compiler.messages.bodies import message_body
+from context_compiler.messages.history import current_instructions
 from context_compiler.record import browse
 from context_compiler.record.browse import RequestRow, SessionRow
 from context_compiler.record.database import Database
@@ -48,7 +49,6 @@ def _load(db: Database, inspector: Inspector, number: int) -> ExportPage:
     info: SessionRow = header["session"]
     answer = _answer(db, inspector, row)
     bodies = [json.loads(message_body(message)) for message in messages]
-    last = messages[-1] if messages else None
     document: dict[str, Any] = {
         "request": row.id,
         "session": info.session_id,
@@ -57,7 +57,7 @@ def _load(db: Database, inspector: Inspector, number: int) -> ExportPage:
         "budget": row.budget,
         "tokens": {"raw": row.tokens_raw, "sent": row.tokens_sent},
         "ledger": record.ledger,
-        "instructions": last.instructions if isinstance(last, ModelRequest) else None,
+        "instructions": current_instructions(messages) or None,
         "messages": bodies,
         "answer": answer,
     }

@@ -106,10 +106,16 @@ def test_a_rule_after_a_block_of_code_is_found(code: str) -> None:
     [
         "Never delete files in the data directory\nunless they are older\nthan 30 days.",
         "Do not deploy to production when the\nmigration has not been reviewed.",
+        "Never share the gate code\n7741 with drivers.",
     ],
 )
 def test_a_rule_goes_on_in_the_next_line(lines: str) -> None:
     assert rule_sentences(f"{lines}\nThanks!") == (lines.replace("\n", " "),)
+
+
+def test_a_rule_ends_before_the_next_number_of_a_list() -> None:
+    rules = ("Never deploy on Fridays", "Always run the linter")
+    assert rule_sentences(f"My rules:\n1. {rules[0]}\n2. {rules[1]}") == rules
 
 
 def test_each_line_that_begins_with_a_small_letter_is_a_rule() -> None:
