@@ -48,6 +48,11 @@ from context_compiler.record.background import can_be_woken_by_threads, keep_awa
 from context_compiler.record.values import Record
 from context_compiler.resilience import attempt
 
+try:
+    from pydantic_ai._enqueue import deliver_asap_messages
+except ImportError:  # private; what hooks enqueue is then sent with the view, uncounted
+    deliver_asap_messages = None
+
 T = TypeVar("T")
 
 _COMPILING: dict[str, ContextCompiler] = {}
@@ -385,8 +390,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
 
     async def _view(self, ctx: RunContext[Any], outgoing: ModelRequestContext) -> ModelRequestContext:
         self._request = None
-        if not outgoing.messages or not isinstance(outgoing.messages[-1], ModelRequest):
-            return outgoing  # a suspended response is resumed: the provider already has its context
+        if not _awaits_answer(outgoing):
+            return outgoing  # the provider already has its context
         host = _RunHost(self, ctx, outgoing)
         await _run_work(lambda _: self._middleware.load_counter())
         seen = attempt(lambda: host_request(ctx, outgoing, self._middleware.state.counter))
@@ -435,7 +440,9 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         async def before_model_request(
             self, ctx: RunContext[Any], request_context: ModelRequestContext
         ) -> ModelRequestContext:
-            """Send a view instead of the whole history."""
+            """Send a view instead of the whole history, and of what other hooks have enqueued for this request."""
+            if deliver_asap_messages is not None and _awaits_answer(request_context):
+                request_context = deliver_asap_messages(ctx, request_context)  # as the host does after the hooks
             return await self._view(ctx, request_context)
 
         def get_wrapper_model(self, model: Model) -> Model | None:
@@ -503,6 +510,11 @@ class _RunHost(RunHost):
         model, parameters = outgoing.model, outgoing.model_request_parameters
         merged = _merge_requests(countable(model, self.framing(messages), parameters))
         return (await model.count_tokens(merged, outgoing.model_settings, parameters)).input_tokens
+
+
+def _awaits_answer(outgoing: ModelRequestContext) -> bool:
+    """True if a request is the newest message; otherwise a suspended response is resumed."""
+    return bool(outgoing.messages) and isinstance(outgoing.messages[-1], ModelRequest)
 
 
 async def _run_work(work: Callable[[Any], Coroutine[Any, Any, T]], host: Host | None = None) -> T:

@@ -10,6 +10,7 @@ from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.messages import ModelMessage, SystemPromptPart
 
 from context_compiler import View
+from context_compiler.middleware.overflow import RetryModelRequest
 from tests.support.agents import Talker, compiler, run
 from tests.support.builders import prose
 
@@ -53,3 +54,16 @@ async def test_a_prompt_for_one_request_is_sent_with_that_request_alone(budget: 
     assert all(view.tokens <= budget for view in views)
     if budget == 60_000:
         assert {view.status for view in views} == {"raw"} and views[-1].tokens < 3_000
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_what_a_hook_enqueues_is_part_of_the_view(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not known:
+        monkeypatch.setattr("context_compiler.middleware.capability.deliver_asap_messages", None)
+    views, talker = list[View](), Talker("done")
+    ours = compiler(budget=1_000, on_view=views.append)
+    agent = Agent(talker.model, capabilities=[Spending(), ours])
+    done = await run(agent, prose(3, 900))
+    assert done.output == "done" and talker.last.text.count("SPENDING") == 1
+    if known or RetryModelRequest is not None:
+        assert "SPENDING" in str(views[-1].messages) and views[-1].tokens <= 1_000
