@@ -79,6 +79,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Leave what was collected out of later garbage collections."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # the garbage of a file is collected at its end
     gc.enable()
 
 

@@ -167,6 +167,10 @@ class Turn:
     """Ratio of the count that a refusal stated to the exact one."""
     window: int = 0
     """Context window that the refusal of a request stated; 0 for none."""
+    spends: bool = False
+    """True if each request has a system prompt for itself alone."""
+    spent: int = 0
+    """Number in the newest of these prompts."""
     steered: bool = False
     """True if the last prompt differs from the first."""
 
@@ -434,8 +438,8 @@ class Conversation:
         script = self._script(deferred=deferred, kind=kind)
         strict = StrictModel(script, self._usage, self._framing, self.name, self._system)
         self.turn = Turn(sent=strict.sent)
-        spending = Spending() if self.drawn.sometimes(0.1) else None
-        capabilities: list[Any] = [self.ours] if spending is None else [spending, self.ours]
+        self.turn.spends = self.drawn.sometimes(0.1)
+        capabilities: list[Any] = [*([Spending()] if self.turn.spends else []), self.ours]
         if self.session and self.drawn.sometimes(0.2):
             capabilities.append(Recall(transcript=self.ours.transcript))
         output: Any = {"text": str, "report": Report, "tool": [str, Report]}[kind]
@@ -473,7 +477,6 @@ class Conversation:
             said = any(part.content == prompt for part in parts)
             self.case.check(said, "changed transcripts", f"{marker} is not in all_messages")
         await self._check_requests(strict, prompt)
-        self._check_spending(spending)
         for number, (sent, view) in enumerate(zip(strict.sent, self.turn.views, strict=False)):
             where = f"{self.describe()}request {number + 1}, {view.status}: "
             await self._check_pins(where, sent, view)
@@ -481,18 +484,6 @@ class Conversation:
         if result is not None:
             self._recorded.add(self.session or "")
             await self._check_transcript()
-
-    def _check_spending(self, spending: Spending | None) -> None:
-        """Check that each request has its own prompt for one request, and no earlier one."""
-        last = 0
-        for number, sent in enumerate(self.turn.sent, 1):
-            told = [text for text in all_texts(sent.messages) if LEFT in text]
-            numbers = [int(digits) for text in told for digits in re.findall(f"{LEFT}(\\d+)", text)]
-            room = self.budget - sent.overhead
-            fine = (not numbers and room < FLOOR) or (len(numbers) == 1 and numbers[0] >= last)  # or is sent again
-            what = "prompts for one request that come again or not"
-            self._check(fine if spending else not numbers, what, f"request {number}, room {room}: {told}")
-            last = max([last, *numbers])
 
     def _script(self, *, deferred: bool, kind: str) -> Script:
         steps = self.random.choice((0, 0, 1, 1, 2, 5)) if not self.drawn.sometimes(0.02) else 25
@@ -643,6 +634,14 @@ class Conversation:
             "prompts that are gone",
             lambda: f"{where}{text[:60]!r} ({tokens} tokens) not in {[said[-60:] for said in sent.prompts]}; {told}",
         )
+        numbers = [int(digits) for said in all_texts(sent.messages) for digits in re.findall(f"{LEFT}(\\d+)", said)]
+        case.check(
+            len(numbers) == self.turn.spends or (not numbers and (floor or room < FLOOR)),
+            "prompts for one request that come again or not",
+            lambda: f"{where}{numbers}; {told}",
+        )
+        case.check(numbers >= [self.turn.spent] or not numbers, "prompts for one request that come again or not", where)
+        self.turn.spent = max([self.turn.spent, *numbers])
         case.check(view.status != "fallback" or view.error, "fallbacks without a reason", where)
         fine = self.hostile or (self._writer.failed and "CompileError" in (view.error or ""))
         case.check(not view.status.startswith("fallback") or fine, "unexpected fallbacks", f"{where}{view.error}")

@@ -304,7 +304,7 @@ def opening(
     prompt = max((index for index, _ in cycle.kept if history.readings[index].has_prompt), default=cycle.decided)
     for index, shape in cycle.kept:
         message = apply_shape(history.messages[index], history.readings[index], shape, reader.counter)
-        if isinstance(message, ModelRequest) and index < prompt:
+        if isinstance(message, ModelRequest) and (index < prompt or shape.bare):
             message = replace(message, instructions=None)
         if isinstance(message, ModelRequest) and index in inserted and not shape.bare:
             message = with_texts(message, *inserted[index])

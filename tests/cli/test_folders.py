@@ -62,7 +62,7 @@ def _attached(cc: Command) -> None:
 
 
 def _talked(cc: Command) -> None:
-    assert cc("chat", "--model", "scripted", input="Hello.\n").code == 0
+    assert cc("chat", "--model", "scripted:0", input="Hello.\n").code == 0
 
 
 def _ran(cc: Command) -> None:
@@ -94,7 +94,7 @@ def test_a_run_adds_nothing_else_to_an_existing_folder(cc: Command, tmp_path: Pa
 
 def test_a_vault_is_not_hidden_from_its_owner(cc: Command, tmp_path: Path) -> None:
     (tmp_path / "vault").mkdir()
-    assert cc("chat", "--model", "scripted", "--vault", "vault", input="Hello.\n").code == 0
+    assert cc("chat", "--model", "scripted:0", "--vault", "vault", input="Hello.\n").code == 0
     assert (tmp_path / "vault" / "AssistantMD" / "Chat_Sessions" / "main.md").exists()
     assert not list((tmp_path / "vault").rglob(".gitignore"))
 

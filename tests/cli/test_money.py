@@ -69,7 +69,7 @@ def test_bench_uses_the_prices_of_the_named_model(cc: Command, tmp_path: Path) -
 
 
 def test_the_budget_and_limit_of_a_chat_can_be_amounts_of_money(cc: Command) -> None:
-    given = ("chat", "--model", "scripted", "--endless", "--json", "--budget", "$0.02")
+    given = ("chat", "--model", "scripted:0", "--endless", "--json", "--budget", "$0.02")
     said = cc(*given, "--compile-spend-limit", "$0.50", input="Hello.\n")
     assert said.code == 0 and said.json["cost"] is None and "no price is known" in said.err
     assert cc(*given, "--compile-spend-limit", "half", input="Hello.\n").code == 2

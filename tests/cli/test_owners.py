@@ -99,7 +99,7 @@ def test_two_owners_can_chat_in_sessions_of_the_same_name(shared: Command, tmp_p
     """Neither is told of the other: not by the model's history, not by the transcript, not by recall."""
 
     def talk(owner: str, *lines: str) -> str:
-        said = shared("chat", "--model", "scripted", "--owner", owner, input="".join(f"{line}\n" for line in lines))
+        said = shared("chat", "--model", "scripted:0", "--owner", owner, input="".join(f"{line}\n" for line in lines))
         assert said.code == 0, said.err
         return said.out
 
@@ -140,7 +140,7 @@ def test_commands_use_the_vault_of_the_owner_and_require_an_owner(shared: Comman
     shared("import", DEMO, "--session", "long", "--owner", "bob")
     compacted = shared("sessions", "compact", "long", "-t", "mine", "--vault", vault, "--json").json
     assert compacted["summary"] == "The template of bob."
-    assert shared("chat", "--model", "scripted", "--owner", "ann", "--vault", vault, input="Hello.\n").code == 0
+    assert shared("chat", "--model", "scripted:0", "--owner", "ann", "--vault", vault, input="Hello.\n").code == 0
     assert (tmp_path / "prompts/ann/AssistantMD/Chat_Sessions-ann/main.md").exists()
     (tmp_path / "w.md").write_text("## One\nDo it.\n")
     for command in (
@@ -166,6 +166,6 @@ def test_commands_use_the_vault_of_the_owner_and_require_an_owner(shared: Comman
 
 def test_owners_whose_names_differ_by_capitals_have_transcripts_of_their_own(shared: Command, tmp_path: Path) -> None:
     for owner in ("ann", "Ann", "ANN"):
-        assert shared("chat", "--model", "scripted", "--owner", owner, input=f"I am {owner}.\n").code == 0
+        assert shared("chat", "--model", "scripted:0", "--owner", owner, input=f"I am {owner}.\n").code == 0
     folders = [path.parent.name.casefold() for path in tmp_path.rglob("main.md")]
     assert len(folders) == len(set(folders)) == 3

@@ -316,7 +316,7 @@ def test_deleting_removes_the_conversation(recorded: Command, how: tuple[str, ..
 
 
 def test_deleting_names_the_transcript_that_a_chat_leaves_behind(recorded: Command, tmp_path: Path) -> None:
-    recorded("chat", "--model", "scripted", "--session", "a talk", input="What about the queue?\n")
+    recorded("chat", "--model", "scripted:0", "--session", "a talk", input="What about the queue?\n")
     (path,) = (tmp_path / "system" / "Chat_Sessions").iterdir()
     said = recorded("sessions", "delete", "a talk", "--yes")
     assert f"note: {path.relative_to(tmp_path)}: the transcript of this chat remains; delete it" in said.err

@@ -173,7 +173,7 @@ def test_pipeline_commands_take_workflows_too(cc: Command, steps: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="there is no SIGKILL on this system")
 def test_a_killed_run_is_resumed_by_the_next_process(cc: Command, steps: Path) -> None:
-    steps.write_text("".join(f"## Step {n}\n@context-helper extractive\nDo it.\n" for n in range(60)))
+    steps.write_text("".join(f"## Step {n}\n@context-helper extractive\nDo it.\n" for n in range(24)))
     command = [python(), "-m", "context_compiler", "workflow", "run", str(steps), "--simulate", "--events"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
@@ -189,4 +189,4 @@ def test_a_killed_run_is_resumed_by_the_next_process(cc: Command, steps: Path) -
     assert done.code == 0, done.err
     name = cc("workflow", "show", steps, "--json").json["run"]["id"]
     completed = cc("pipeline", "show", name, "--json").json["checkpoint"]["completed_nodes"]
-    assert completed == ["start", *(f"step_{n}" for n in range(60)), "done"]
+    assert completed == ["start", *(f"step_{n}" for n in range(24)), "done"]

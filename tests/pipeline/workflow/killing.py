@@ -25,6 +25,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models.test import TestModel
 
 from context_compiler.cli.root import app
+from context_compiler.middleware import single_flight
 from context_compiler.pipeline import SQLiteRuns
 from tests.pipeline.killing import files
 from tests.pipeline.playing import prompt_of
@@ -159,6 +160,7 @@ def tried(folder: Path, wanted: str, **death: int) -> str:
 
 def main(base: Path) -> None:
     """Kill it everywhere."""
+    single_flight.CLAIM_S = 0.5  # a killed process holds its claim for that long
     warm_up(base / "first")
     assert forked(base / "whole", "run") == 0
     wanted = ended(base / "whole")
