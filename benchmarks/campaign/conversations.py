@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -219,6 +220,7 @@ class Conversation:
         self._known_windows: dict[str, float] = {}
         """Context windows that refusals have stated, by model."""
         self._tenants = self.drawn.sometimes(0.2)
+        self._spends = Random(f"spends {case.seed} {case.number}").random() < 0.1
         self._writer = Writer(self.drawn, self.random.choice(("good", "good", "raises", "empty", "long", "mixed")))
         if self.drawn.sometimes(0.01):
             self._writer.kind = "hangs"
@@ -438,7 +440,7 @@ class Conversation:
         script = self._script(deferred=deferred, kind=kind)
         strict = StrictModel(script, self._usage, self._framing, self.name, self._system)
         self.turn = Turn(sent=strict.sent)
-        self.turn.spends = self.drawn.sometimes(0.1)
+        self.turn.spends = self._spends
         capabilities: list[Any] = [*([Spending()] if self.turn.spends else []), self.ours]
         if self.session and self.drawn.sometimes(0.2):
             capabilities.append(Recall(transcript=self.ours.transcript))

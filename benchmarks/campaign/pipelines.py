@@ -26,8 +26,6 @@ from tests.pipeline.resuming import told
 
 POLICIES = ("wait_all", "all_success", "any_success", "ignore", "k_of_n", "quorum")
 """Policies whose outcome does not depend on which branch ends first."""
-SAVED = {"checkpoint_saved", "parallel_branch_completed"}
-"""Events after which the work before them is saved."""
 
 
 class Plan:
@@ -126,7 +124,7 @@ class Life:
         stage.keep("out", work)
         updates = {f"seen.{name}": visit, **({"round": visit} if stage.node.text("again") else {})}
         again = bool(stage.node.text("again")) and visit < 3
-        if again or random.random() < 0.1:
+        if again or random.random() < 0.03:
             return Outcome(status=StageStatus.FAIL, failure_reason="broken", context_updates=updates)
         if stage.node.whole("max_retries") and random.random() < 0.3:
             return Outcome(status=StageStatus.RETRY, context_updates=updates)
@@ -134,8 +132,10 @@ class Life:
 
     def _hear(self, event: Event) -> None:
         self.events += 1
-        if event.kind == "checkpoint_saved":
-            self.saved |= self._done.pop(event.node, set())
+        if event.branch and event.kind == "stage_completed":  # it is saved with its branch
+            self._done.setdefault(event.branch, set()).update(self._done.pop(event.node, set()))
+        saved = {"checkpoint_saved": event.node, "parallel_branch_completed": event.branch}.get(event.kind)
+        self.saved |= self._done.pop(saved, set())
         if copy := self.kills.get(self.events):
             shutil.copytree(self.folder, copy)
             self.saved_at[copy] = set(self.saved)

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import count, islice, takewhile
 from pathlib import Path
 
-from benchmarks.campaign import conversations, others, processes, reading, soak
+from benchmarks.campaign import conversations, others, pipelines, processes, reading, soak
 from benchmarks.campaign.case import Case, Fault, Run, rotation, run_case
 from context_compiler.cli.screen import Screen, progress_bar
 
@@ -28,6 +28,7 @@ FUZZ = rotation(
     *[conversations.converse] * 7,
     *(others.one_shot, others.processed, others.managed, others.attached, others.layered, others.rewritten),
     reading.read,
+    pipelines.killed,
 )
 
 

@@ -304,7 +304,7 @@ def opening(
     prompt = max((index for index, _ in cycle.kept if history.readings[index].has_prompt), default=cycle.decided)
     for index, shape in cycle.kept:
         message = apply_shape(history.messages[index], history.readings[index], shape, reader.counter)
-        if isinstance(message, ModelRequest) and (index < prompt or shape.bare):
+        if isinstance(message, ModelRequest) and index < prompt:
             message = replace(message, instructions=None)
         if isinstance(message, ModelRequest) and index in inserted and not shape.bare:
             message = with_texts(message, *inserted[index])
@@ -431,18 +431,20 @@ def check_view(sent: History, raw: History) -> None:
 
 
 def without_folded_instructions(messages: Sequence[ModelMessage], reader: Reader) -> list[ModelMessage]:
-    """Copy messages; of requests that follow one another, only the last with instructions keeps them.
+    """Copy messages without the instructions of requests that others follow.
 
-    The host merges such requests, and would send instructions twice.
+    The host merges such requests, and would send instructions twice, or those of an agent whose run failed. A request
+    of system text alone belongs to the one before it.
     """
     kept, told = list(messages), False
     for index in range(len(kept) - 1, -1, -1):
         message = kept[index]
         if not isinstance(message, ModelRequest):
             told = False
-        elif message.instructions:
-            kept[index] = reader.without_instructions(message) if told else message
-            told = True
+            continue
+        if told and message.instructions:
+            kept[index] = reader.without_instructions(message)
+        told = told or bool(message.instructions) or any(part.part_kind != "system-prompt" for part in message.parts)
     return kept
 
 

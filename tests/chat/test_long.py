@@ -15,7 +15,7 @@ from context_compiler.messages.history import Reader
 from context_compiler.tokens import TokenCounter
 from tests.support.warm import python
 
-MESSAGES = 1_000
+MESSAGES = 2_000
 ROOT = Path(__file__).parents[2]
 ONE_ANSWER = """
 import asyncio, json, sys, time

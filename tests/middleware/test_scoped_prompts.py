@@ -57,7 +57,7 @@ async def test_a_prompt_for_one_request_is_sent_with_that_request_alone(budget: 
 
 
 @pytest.mark.parametrize("known", [True, False])
-async def test_what_a_hook_enqueues_is_part_of_the_view(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_view_contains_what_a_hook_enqueues(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not known:
         monkeypatch.setattr("context_compiler.middleware.capability.deliver_asap_messages", None)
     views, talker = list[View](), Talker("done")
