@@ -434,7 +434,7 @@ def without_folded_instructions(messages: Sequence[ModelMessage], reader: Reader
     """Copy messages without the instructions of requests that others follow.
 
     The host merges such requests, and would send instructions twice, or those of an agent whose run failed. A request
-    of system text alone belongs to the one before it.
+    without a prompt or a result, such as one of system text, belongs to the one before it.
     """
     kept, told = list(messages), False
     for index in range(len(kept) - 1, -1, -1):
@@ -444,7 +444,8 @@ def without_folded_instructions(messages: Sequence[ModelMessage], reader: Reader
             continue
         if told and message.instructions:
             kept[index] = reader.without_instructions(message)
-        told = told or bool(message.instructions) or any(part.part_kind != "system-prompt" for part in message.parts)
+        reading = reader.one(message)
+        told = told or bool(message.instructions) or reading.has_user_part or reading.exchanges
     return kept
 
 
