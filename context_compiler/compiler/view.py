@@ -444,8 +444,9 @@ def without_folded_instructions(messages: Sequence[ModelMessage], reader: Reader
             continue
         if told and message.instructions:
             kept[index] = reader.without_instructions(message)
-        reading = reader.one(message)
-        told = told or bool(message.instructions) or reading.has_user_part or reading.exchanges
+        if not told and index and isinstance(kept[index - 1], ModelRequest):  # else nobody asks
+            reading = reader.one(message)
+            told = bool(message.instructions) or reading.has_user_part or reading.exchanges
     return kept
 
 

@@ -56,14 +56,14 @@ async def test_a_prompt_for_one_request_is_sent_with_that_request_alone(budget: 
         assert {view.status for view in views} == {"raw"} and views[-1].tokens < 3_000
 
 
-@pytest.mark.parametrize("known", [True, False])
-async def test_the_view_contains_what_a_hook_enqueues(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not known:
+@pytest.mark.parametrize("delivers", [True, False])
+async def test_the_view_contains_what_a_hook_enqueues(delivers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not delivers:
         monkeypatch.setattr("context_compiler.middleware.capability.deliver_asap_messages", None)
     views, talker = list[View](), Talker("done")
     ours = compiler(budget=1_000, on_view=views.append)
     agent = Agent(talker.model, capabilities=[Spending(), ours])
     done = await run(agent, prose(3, 900))
     assert done.output == "done" and talker.last.text.count("SPENDING") == 1
-    if known or RetryModelRequest is not None:
+    if delivers or RetryModelRequest is not None:
         assert "SPENDING" in str(views[-1].messages) and views[-1].tokens <= 1_000
