@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -217,6 +218,8 @@ class Conversation:
         self._blamed = set[tuple[str, int]]()
         self._blamed_positions = set[int]()
         """Positions that views said were cut over budget. A view keeps the reasons of earlier cuts, on a branch too."""
+        self._refused_above = math.inf
+        """Smallest limit that a refusal named: what was left out for it stays out while a cut is continued."""
         self._known_windows: dict[str, float] = {}
         """Context windows that refusals have stated, by model."""
         self._tenants = self.drawn.sometimes(0.2)
@@ -582,6 +585,7 @@ class Conversation:
             if refused:
                 stated = turn.window if turn.window >= LEAST_WINDOW else 0
                 most = min(most, stated or 0.7 * sent.tokens * max(turn.ratio, _ratio(view)))
+                self._refused_above = min(self._refused_above, most)
                 least = 0.4 * most if stated else most
                 if stated:
                     window = self._known_windows[self.name] = stated
@@ -613,7 +617,10 @@ class Conversation:
             raw += most / 4  # they are not in the raw history, and may take that much
         case.check(
             # what a provider counted for the views that it was asked about before is not on the row
-            view.status != "compiled" or not new or raw > min(most, view.budget) or bool(self.choices.get("counter")),
+            view.status != "compiled"
+            or not new
+            or raw > min(most, view.budget, self._refused_above)
+            or bool(self.choices.get("counter")),
             "reasons that are not true",
             lambda: f"{where}{raw:.0f} tokens of {most:.0f}, {[*blamed][:2]}",
         )

@@ -92,7 +92,7 @@ class Life:
 
     def __init__(self, seed: str, folder: Path, kills: dict[int, Path], saved: set[str]) -> None:
         self.folder, self.kills = folder, kills
-        self.events, self.repeated = 0, list[str]()
+        self.events, self.repeated = list[str](), list[str]()
         self.before, self.saved, self.saved_at = saved, set(saved), dict[Path, set[str]]()
         self._seed, self._done = seed, dict[str | None, set[str]]()
 
@@ -131,12 +131,12 @@ class Life:
         return Outcome(context_updates=updates, notes=f"visit {visit}")
 
     def _hear(self, event: Event) -> None:
-        self.events += 1
+        self.events.append(event.kind)
         if event.branch and event.kind == "stage_completed":  # it is saved with its branch
             self._done.setdefault(event.branch, set()).update(self._done.pop(event.node, set()))
         saved = {"checkpoint_saved": event.node, "parallel_branch_completed": event.branch}.get(event.kind)
         self.saved |= self._done.pop(saved, set())
-        if copy := self.kills.get(self.events):
+        if copy := self.kills.get(len(self.events)):
             shutil.copytree(self.folder, copy)
             self.saved_at[copy] = set(self.saved)
 
@@ -145,8 +145,12 @@ async def _no_wait(seconds: float) -> None:
     await asyncio.sleep(0)
 
 
-def _moments(random: Random, events: int, folder: Path) -> dict[int, Path]:
-    return {number: folder / f"k{number}" for number in random.sample(range(1, events + 1), min(3, events))}
+def _moments(random: Random, events: list[str], folder: Path) -> dict[int, Path]:
+    """Copies of the folder by the number of the event at which they are made, one of them between two branches."""
+    numbers = range(1, len(events) + 1)
+    between = [number for number in numbers if events[number - 1] == "parallel_branch_completed"]
+    chosen = {*random.sample(numbers, min(2, len(numbers))), random.choice(between or numbers)}
+    return {number: folder / f"k{number}" for number in sorted(chosen)}
 
 
 def _ends(state: RunState) -> dict[str, Any]:

@@ -106,6 +106,11 @@ class LateWrites:
         """True while a task executes the queue."""
         return self._executing is not None and self._executing.is_running()
 
+    @property
+    def is_half_full(self) -> bool:
+        """True if so many writes wait that requests should not add others faster than these are made."""
+        return len(self) > LATE // 2
+
     @contextmanager
     def first_attempt(self, conversation: Hashable, tried: Moment, work: Write) -> Generator[None]:
         """Note that a write is attempted within, so that it is made even if the event loop stops meanwhile."""

@@ -8,6 +8,7 @@ full disk is repeated before the next write (`late`).
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable
@@ -255,10 +256,22 @@ class StoreAccess:
         late = self._late
         if late is None:
             return await self.attempt(partial(work, None), writes=True)
+        result = None
         if not self._breaker.open and not self._overdue.is_busy:
-            return await self.attempt(partial(self._write_in_order, late, session_id, work), writes=True)
-        await self._delay(late, session_id, self.moment(), work)
-        return None
+            result = await self.attempt(partial(self._write_in_order, late, session_id, work), writes=True)
+        else:
+            await self._delay(late, session_id, self.moment(), work)
+        await self._wait_for_room(late)
+        return result
+
+    async def _wait_for_room(self, late: LateWrites) -> None:
+        """Wait in the time left of a request while many delayed writes are made, so that none has to be abandoned."""
+        left, began = _LEFT.get() or [math.inf], time.monotonic()
+        while late.is_half_full and (late.is_executing or self._overdue.is_busy):
+            if time.monotonic() - began >= left[0]:
+                break
+            await asyncio.sleep(WATCH_S)
+        left[0] = max(0.0, left[0] - (time.monotonic() - began))
 
     async def _write_in_order(self, late: LateWrites, session_id: str, work: Write) -> Any:
         """Execute a write, or if others wait, put it behind them and execute them all.

@@ -577,6 +577,26 @@ async def test_closing_waits_for_the_late_writes_that_another_thread_makes(tmp_p
     loop.close()
 
 
+async def test_requests_do_not_delay_writes_faster_than_they_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late, "LATE", 8)
+
+    class Slow(SQLiteStore):
+        async def save(self, entry: Entry) -> Record:
+            await asyncio.sleep(0.6 if entry.record.session_id == "first" else 0.03)
+            return await super().save(entry)
+
+    store = Slow(tmp_path / "context.db")
+    faulty = Faulty(Notes(), store=store, record_timeout=0.5)
+    for session in ("first", *["talk"] * 24):
+        await faulty.ask("and now?", conversation_id=session)
+    await faulty.ours.aclose()
+    assert any("record_timeout" in str(error) for error in faulty.errors) and not given_up(faulty)
+    assert len(await store.views()) == 25 and await store.verify() == ()
+    await store.close()
+
+
 async def test_a_program_ends_after_the_record_has_received_late_writes(tmp_path: Path) -> None:
     script = f"""
 import asyncio, sqlite3, threading, time
