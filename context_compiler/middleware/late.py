@@ -108,7 +108,7 @@ class LateWrites:
 
     @property
     def is_half_full(self) -> bool:
-        """True if so many writes wait that requests should not add others faster than these are made."""
+        """True if more than half of the queue is used: requests wait before they add more."""
         return len(self) > LATE // 2
 
     @contextmanager
