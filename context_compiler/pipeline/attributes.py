@@ -19,9 +19,9 @@ Value: TypeAlias = str | int | float | bool
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 """Seconds per unit of a duration."""
 
-_DURATION = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*(ms|s|m|h|d)?")
+_DURATION = re.compile(r"(\d{1,15}(?:\.\d{1,20})?)\s*(ms|s|m|h|d)?")
 _WHOLE = re.compile(r"[+-]?\d{1,15}")
-_NUMBER = re.compile(r"[+-]?\d{0,15}(?:\d|\.\d{1,15})")
+_NUMBER = re.compile(r"[+-]?\d{0,15}(?:\d|\.\d{1,20})")
 
 TRUE = frozenset({"true", "yes", "on", "1"})
 FALSE = frozenset({"false", "no", "off", "0"})

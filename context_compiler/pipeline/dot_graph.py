@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import cast
@@ -171,7 +172,7 @@ def _header_error(beginning: str) -> str:
 
 
 MAX_NUMBER_LENGTH = 15
-"""Maximum characters of a number; a longer one stays text, because a float would lose digits."""
+"""Maximum characters of a number; a longer one stays text if a float would lose digits."""
 
 TOLERATED = {
     "missing_separator": ("there is no comma between two attributes", "add one"),
@@ -300,9 +301,12 @@ def _bare_value(word: str) -> Value:
     """Parse a value without quotes: true, false, a number, or else the word itself, such as a duration."""
     if word in ("true", "false"):
         return word == "true"
-    if word[:1].isalpha() or word[:1] == "_" or word[-1:].isalpha() or len(word) > MAX_NUMBER_LENGTH:
+    if word[:1].isalpha() or word[:1] == "_" or word[-1:].isalpha():
         return word
-    return float(word) if "." in word else int(word)
+    number = float(word) if "." in word else None
+    if len(word) > MAX_NUMBER_LENGTH and (number is None or Decimal(repr(number)) != Decimal(word)):
+        return word
+    return int(word) if number is None else number
 
 
 WIDTH = 100

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
+from context_compiler.paths import unify_lines
 from context_compiler.pipeline.attributes import Value, as_text
 from context_compiler.pipeline.graph import Graph
 
@@ -16,7 +17,7 @@ _QUOTING = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"})
 
 
 def to_dot(graph: Graph) -> str:
-    """Serialize a graph to DOT, so that `parse_dot(to_dot(graph)) == graph`.
+    """Serialize a graph to DOT, so that `parse_dot(to_dot(graph)) == graph`, but for line ends in texts.
 
     Settings come first, then stages, subgraphs with their members, and edges. Defaults are part of the attributes of
     each stage and edge. Classes from subgraphs are not written, because parsing derives them again.
@@ -73,4 +74,4 @@ def _format_value(value: Value) -> str:
 
 
 def _quote(text: str) -> str:
-    return f'"{text.translate(_QUOTING)}"'
+    return f'"{unify_lines(text).translate(_QUOTING)}"'

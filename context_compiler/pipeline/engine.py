@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
@@ -46,6 +47,9 @@ Save = Callable[[RunState], Awaitable[None]]
 
 _MISSING = object()
 
+_RESERVED = re.compile(r"artifacts|children|attempt-\d+|.+\.(?:json|jsonl|dot)", re.IGNORECASE | re.DOTALL)
+"""Names that the folder of a run uses itself, so that the folder of a stage has another one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineIO:
@@ -73,9 +77,10 @@ class Engine:
         branch_id: str = "",
         branch_key: str = "",
         shared: frozenset[str] = frozenset(),
+        around: frozenset[str] = frozenset(),
     ) -> None:
-        """`shared` contains the stages of the branch that other branches may also run."""
-        self.graph, self.io, self._shared = graph, io, shared
+        """`shared` contains the stages of the branch that other branches may also run, `around` those that run it."""
+        self.graph, self.io, self._shared, self._around = graph, io, shared, around
         self.branch_id, self.branch_key = branch_id, branch_key
         self.config = io.config
         self.inbox: list[str] = []
@@ -241,7 +246,8 @@ class Engine:
         folder = self.folder(state)
         if folder is None:
             return None
-        parts = [folder_name(node.name)]
+        is_taken = _RESERVED.fullmatch(node.name) is not None
+        parts = [folder_name(f"{node.name}/" if is_taken else node.name)]
         parts += [folder_name(f"branch-{self.branch_id}")] if node.name in self._shared else []
         return folder.joinpath(*parts, *([f"visit-{visit}"] if visit > 1 else []))
 
@@ -280,7 +286,8 @@ class Engine:
             round_id = branch_id if visit == 1 else f"{branch_id}@{visit}"  # visits of a cancelled branch do not count
             branch_key = f"{self.branch_key}.{round_id}" if self.branch_key else round_id
             shared = self._shared | shared_stages(self.graph, edge, stop)
-            engine = Engine(self.graph, self.io, branch_id=name, branch_key=branch_key, shared=shared)
+            around = self._around | {source}
+            engine = Engine(self.graph, self.io, branch_id=name, branch_key=branch_key, shared=shared, around=around)
             engine._artifacts, engine._stage_log = self._artifacts, self._stage_log
             engine._thread_sessions = {key: session.copy() for key, session in self._thread_sessions.items()}
             refused = self.io.requests.refused
@@ -293,6 +300,9 @@ class Engine:
     async def _run_to(self, state: RunState, stop: str) -> RunState:
         """Run until the end, or until `stop` is the next stage."""
         while not state.ended and state.next_node != stop:
+            if state.next_node in self._around:  # each round would run its own branches, and these theirs
+                outer = state.next_node
+                return fail_run(state, f"the branch leads back to {outer}, which runs it; let {outer} go back instead")
             state = await self.step(state)
             if state.status == "restarted":
                 state = fail_run(state, "loop_restart inside a branch of a parallel stage")

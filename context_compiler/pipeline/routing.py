@@ -266,7 +266,7 @@ class Router:
         if gate is None:
             return None
         target = retry_target(self._graph, gate, gate=True)
-        if target is None:
+        if target in (None, without):
             return fail_run(state, _unsatisfied(gate, state))
         return self._jump(state, gate, target, recheck=True)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -151,10 +152,13 @@ def find_outcome(text: str) -> Outcome | None:
         starts = islice((position for position, sign in enumerate(line) if sign == "{"), MAX_STARTS)
         objects = (_read_object(line[position:]) for position in starts)
         document = next((parsed for parsed in objects if parsed and "outcome" in parsed), None)
-    try:
-        return None if document is None else Outcome.parse(document)
-    except ValueError:
+    if document is None:
         return None
+    texts = {key: document[key] for key in (*STATUS_KEYS, *LABEL_KEYS, *_TEXTS) if isinstance(document.get(key), str)}
+    for fields in (document, texts):  # a detail of the wrong type must not turn a failure into a success
+        with suppress(ValueError):
+            return Outcome.parse(fields)
+    return None
 
 
 def _read_object(text: str) -> Mapping[str, Any] | None:
@@ -520,8 +524,9 @@ def initial_state(graph: Graph, names: Hashes, run_id: str, values: Mapping[str,
 def branch_state(state: RunState, context: ContextStore, *, target: str, edge: int, branch_id: str) -> RunState:
     """Build the state before the first stage of a branch, with the context values of the parallel stage.
 
-    `edge` is the index of the edge to the stage `target`.
+    `edge` is the index of the edge to the stage `target`. An outcome of the parallel stage is of an earlier round.
     """
+    source = context.get("current_node")
     values = {key: value for key, value in context.values().items() if key not in STAGE_KEYS}
     values |= {"work.branch_id": branch_id, "work.branch_target": target}
     return replace(
@@ -529,7 +534,8 @@ def branch_state(state: RunState, context: ContextStore, *, target: str, edge: i
         next_node=target,
         how="edge",
         edge=edge,
-        current_node=context.get("current_node"),
+        current_node=source,
+        outcomes={name: outcome for name, outcome in state.outcomes.items() if name != source},
         context=values,
         logs=tuple(context.logs()),
         branches={},

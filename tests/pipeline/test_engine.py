@@ -184,6 +184,7 @@ async def test_an_agent_may_return_a_custom_outcome() -> None:
     [
         ('**Verdict**: {"outcome": "fail", "failure_reason": "see {x}", "context_updates": {"a": 1}}', "fail"),
         ('Read.\nIn {short}: {"outcome": "fail"}', "fail"),
+        ('Red.\n{"outcome": "fail", "notes": ["a is red", "b is red"], "context_updates": "none"}', "fail"),
         ('The service answers {"status": "fail"}', "success"),
         ('It would be {"a": {"outcome": "fail"}}', "success"),
     ],

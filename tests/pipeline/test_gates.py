@@ -298,3 +298,9 @@ async def test_the_compiles_of_a_run_count_towards_its_cost_limit(where: str, tm
         event.data.get("cost", 0) for event in events if event.kind in ("model_requested", "context_compiled")
     )
     assert 0.3 <= reported < 0.33
+
+
+@pytest.mark.parametrize("attrs", ["w [goal_gate=true retry_target=done]", "w [goal_gate=true]; retry_target=done"])
+async def test_a_gate_that_would_send_the_run_to_its_end_fails_it(attrs: str) -> None:
+    result, script = await play(graph(f"{attrs}; start->w->done"), {"w": [FAIL]})
+    assert result.status == "fail" and "w" in result.failure_reason and script.seen == ["w"]

@@ -300,3 +300,28 @@ async def test_events_of_branches_name_their_branch() -> None:
     kinds = [event.kind for event in events if event.kind.startswith("parallel")]
     assert kinds[0] == "parallel_started" and kinds[-1] == "parallel_completed"
     assert {event.branch for event in events if event.node in ("a", "b")} == {"a", "b"}
+
+
+async def test_a_branch_that_leads_back_to_its_own_parallel_stage_fails() -> None:
+    text = graph(
+        "i; p [shape=component]; a [retry_target=i]; b [retry_target=i]; j [shape=tripleoctagon];"
+        "start->i->p; p->a->j; p->b->j; j->done"
+    )
+    result, script = await play(text, {"a": [FAIL], "b": [FAIL]}, max_visits=8)
+    assert result.status == "fail" and script.seen.count("i") == 3
+    assert "the branch leads back to p" in result.context["parallel.results"][0]["failure_reason"]
+
+
+async def test_a_junction_at_the_start_of_a_branch_knows_nothing_of_an_earlier_round() -> None:
+    text = graph(
+        "p [shape=component retry_target=p]; d [shape=diamond]; a; b; j [shape=tripleoctagon];"
+        "start->p; p->d; d->a; a->j; p->b; b->j; j->done"
+    )
+    result, script = await play(text, {"a": [FAIL, OK], "b": [FAIL, OK]})
+    assert result.ok and sorted(script.seen) == ["a", "a", "b", "b"]
+
+
+async def test_a_branch_reports_context_whose_names_begin_like_those_of_the_run() -> None:
+    given = {"outcome_reason": "flaky", "last_commit": "abc", "mine": 1}
+    result, _ = await play(fan(names="ab"), {"a": [Outcome(context_updates={**given, "last_stage": "a"})]})
+    assert result.context["parallel.results"][0]["context_updates"] == given

@@ -333,3 +333,9 @@ async def test_an_unreadable_terminal_fails_the_stage_instead_of_blocking_it() -
     gate = GATE.replace('human.timeout="20ms"', "")
     result = await asyncio.wait_for(run_pipeline(gate, interviewer=ConsoleInterviewer(broken, lambda line: None)), 10)
     assert "invalid start byte" in result.outcomes["h"].failure_reason
+
+
+async def test_an_interviewer_with_a_limit_of_its_own_leads_to_the_default_choice() -> None:
+    text = graph("h [shape=hexagon human.default_choice=b]; a; b; start->h; h->a->done; h->b->done")
+    result, _ = await play(text, interviewer=QueueInterviewer([Reply(value=AnswerValue.TIMEOUT)]))
+    assert result.ok and "b" in result.completed and "a" not in result.completed

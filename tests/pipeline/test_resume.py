@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,9 +12,15 @@ import pytest
 
 from context_compiler.errors import GraphError, PipelineError
 from context_compiler.pipeline import (
+    AnswerValue,
+    Edge,
     Event,
+    Graph,
     MemoryRuns,
+    Node,
     Outcome,
+    QueueInterviewer,
+    Reply,
     RunInfo,
     SQLiteRuns,
     Stage,
@@ -294,3 +301,29 @@ async def test_a_run_id_longer_than_a_path_is_accepted(tmp_path: Path, where: st
         await resume_pipeline("x" * 5_000, runs=tmp_path / where)
     assert (await run_pipeline(graph("start->done"), runs=tmp_path / where, run_id="y" * 5_000)).ok
     assert (await resume_pipeline("y" * 5_000, runs=tmp_path / where)).ok
+
+
+@pytest.mark.parametrize("name", ["artifacts", "Artifacts", "children", "attempt-2", "checkpoint.json"])
+async def test_a_stage_may_have_the_name_of_a_part_of_the_run_folder(tmp_path: Path, name: str) -> None:
+    text = graph(f'"{name}" [prompt=Build]; h [shape=hexagon]; start->"{name}"->h->done')
+    folder, nobody = tmp_path / "run", QueueInterviewer([Reply(value=AnswerValue.UNAVAILABLE)])
+    await run_pipeline(text, simulate=True, logs_root=folder, run_id="r", interviewer=nobody)
+    result = await resume_pipeline(folder, simulate=True)
+    assert result.ok and result.completed == ("start", name, "h", "done")
+
+
+@pytest.mark.parametrize(
+    "attrs", [{"prompt": "first\r\nsecond"}, {"quorum_fraction": 2 / 3}, {"quorum_fraction": 1e-9}]
+)
+async def test_a_graph_made_in_python_can_be_resumed_by_the_id_of_its_run(attrs: dict[str, Any]) -> None:
+    given: dict[str, dict[str, Any]] = {
+        "start": {"shape": "Mdiamond"},
+        "a": attrs,
+        "h": {"shape": "hexagon"},
+        "done": {"shape": "Msquare"},
+    }
+    edges = tuple(Edge(source=source, target=target) for source, target in pairwise(given))
+    made = Graph(name="g", nodes={name: Node(name=name, attrs=values) for name, values in given.items()}, edges=edges)
+    runs, nobody = MemoryRuns(), QueueInterviewer([Reply(value=AnswerValue.UNAVAILABLE)])
+    await run_pipeline(made, simulate=True, runs=runs, run_id="r", interviewer=nobody)
+    assert (await resume_pipeline("r", simulate=True, runs=runs)).ok

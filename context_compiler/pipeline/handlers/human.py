@@ -45,7 +45,10 @@ class HumanHandler:
             chosen = question.default_option
             if chosen is None:
                 return Outcome(status=StageStatus.RETRY, failure_reason="human gate timeout, no default")
-            await _inform(stage, f"nobody answered within {limit:g} s, so {chosen.label!r} was chosen")
+            within = (
+                "in time" if limit is None else f"within {limit:g} s"
+            )  # some interviewers have a limit of their own
+            await _inform(stage, f"nobody answered {within}, so {chosen.label!r} was chosen")
             return _choose(chosen)
         await stage.emit("interview_completed", question=question.text, answer=reply.value)
         if _is(reply, AnswerValue.UNAVAILABLE):

@@ -24,8 +24,9 @@ DEFAULT_CONCURRENCY = 4
 """Default of `max_parallel`: the number of branches that run at the same time."""
 LARGEST = 8 * 1024
 """Maximum length in characters of a value in the results, as JSON; a larger value becomes an artifact."""
-UNREPORTED = ("internal.", "graph.", "work.", "parallel.", "thread_key", "last_", *STAGE_KEYS)
-"""Prefixes of context keys that are not reported as results of a branch."""
+OWN_PREFIXES = ("internal.", "graph.", "work.", "parallel.")
+OWN_KEYS = frozenset(("thread_key", "last_stage", "last_response", "last_response_ref", *STAGE_KEYS))
+"""Context keys, and their prefixes, that are not reported as results of a branch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,13 +141,13 @@ async def _run_branch(stage: Stage, branch: Branch, join: str, places: asyncio.S
 
 def _branch_row(stage: Stage, branch: Branch, before: Mapping[str, Any], state: RunState) -> dict[str, Any]:
     """Result of a branch that ran, given the context values before it and its final state."""
-    last = state.last if state.current_node != stage.node.name else None
+    last = state.last  # None if the branch ran no stage
     status = "fail" if state.status == "fail" else last.status.value if last else "success"
     new = {key: value for key, value in state.context.items() if before.get(key) is not value}
     updates = {
         key: value if len(json.dumps(value)) <= LARGEST else stage.keep(artifact_id(branch.id, key), value)
         for key, value in sorted(new.items())
-        if not key.startswith(UNREPORTED)
+        if key not in OWN_KEYS and not key.startswith(OWN_PREFIXES)
     }
     score = state.context.get("score", 0)
     return {
