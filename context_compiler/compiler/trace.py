@@ -36,7 +36,7 @@ from context_compiler.messages.display import (
     is_note,
     segments,
 )
-from context_compiler.messages.history import Reader, Reading, reader_of
+from context_compiler.messages.history import Reader, Reading, current_instructions, reader_of
 from context_compiler.messages.items import plain_text
 from context_compiler.messages.recorded import RecordedMessage, read_bodies
 from context_compiler.messages.spans import Span, positions, spans
@@ -161,8 +161,7 @@ class Tracer:
         written = [(piece.form, index, piece.text) for index, piece in ours]
         summaries = [(len(text), index) for form, index, text in written if form == SUMMARY]
         summary = max(summaries)[1] if summaries else None
-        instructions = (message.instructions for message in messages[-1:] if message.kind == "request")
-        beside = [text for text in instructions if text]
+        beside = list(filter(None, [current_instructions(messages)]))
         for tool in queries.tools(db, row.id) or ():
             beside.append(f"{tool.name}\n{tool.description or ''}\n{plain_text(tool.parameters)}")
         others = [(VERBATIM, index, own_text(item)) for index, item in items if item.mark is None]

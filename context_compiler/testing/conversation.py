@@ -10,7 +10,6 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.metrics import CACHED, FRESH, PromptCache
-from context_compiler.messages.history import Reading
 from context_compiler.record.values import Drop, positions_of
 from context_compiler.testing.explain import explain
 from context_compiler.testing.request import READER, Request, flat, searched_texts, unpaired
@@ -44,7 +43,7 @@ class Conversation:
     """All requests, even if this conversation is narrowed."""
     turns: int = 0
     """Number of user prompts in `raw`."""
-    _texts: dict[int, tuple[Reading, list[str]]] = field(default_factory=dict[int, tuple[Reading, list[str]]])
+    _texts: dict[int, tuple[ModelMessage, list[str]]] = field(default_factory=dict[int, tuple[ModelMessage, list[str]]])
 
     def __post_init__(self) -> None:
         self.every = self.every or self.requests
@@ -157,18 +156,18 @@ class Conversation:
     def contains(self, request: Request, text: str) -> bool:
         """True if a request contains a text, without regard to case, white space and the escapes of JSON."""
         wanted = _wanted(text)
-        return wanted in flat(request.beside) or any(self._says(reading, wanted) for reading in request.readings)
+        return wanted in flat(request.beside) or any(self._says(message, wanted) for message in request.messages)
 
     def positions(self, text: str) -> Iterator[int]:
         """Positions of the messages in `raw` that contain a text, oldest first."""
         wanted = _wanted(text)
         messages = enumerate(self.raw)
-        return (position for position, message in messages if self._says(READER.one(message), wanted))
+        return (position for position, message in messages if self._says(message, wanted))
 
-    def _says(self, reading: Reading, wanted: str) -> bool:
-        if id(reading) not in self._texts:
-            self._texts[id(reading)] = reading, list(map(flat, searched_texts(reading)))  # the reading keeps its id
-        return any(wanted in text for text in self._texts[id(reading)][1])
+    def _says(self, message: ModelMessage, wanted: str) -> bool:
+        if id(message) not in self._texts:
+            self._texts[id(message)] = message, list(map(flat, searched_texts(message)))  # the message keeps its id
+        return any(wanted in text for text in self._texts[id(message)][1])
 
     def rewrites(self) -> list[Request]:
         """Requests that do not begin with the request before, its instructions and tools included."""

@@ -134,7 +134,7 @@ def _view_texts(conversation: Conversation, request: Request, budget: int, rules
 
     async def view() -> list[str]:
         sent = await LiveSession([compiler]).request(conversation.raw[: request.said])
-        return [text for message in sent for text in searched_texts(READER.one(message))]
+        return [text for message in sent for text in searched_texts(message)]
 
     with ThreadPoolExecutor(1) as pool:  # the caller may be in an event loop
         return pool.submit(asyncio.run, view()).result()

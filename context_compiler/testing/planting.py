@@ -120,6 +120,9 @@ def plant(
         updates: Texts that replace each other, oldest first, for each value.
         secrets: Texts.
         seed: Seed of the places and of what is made up.
+
+    Raises:
+        ValueError: There are too few prompts.
     """
     draw, planted = random.Random(seed), list(prompts)
     positions = [position for position, prompt in enumerate(planted) if _has_prompt(prompt)]
@@ -129,8 +132,13 @@ def plant(
     plants: list[Plant] = []
     for kind, wanted in ((FACT, facts), (RULE, rules), (UPDATE, updates), (SECRET, secrets)):
         for texts, value in _texts(kind, wanted, draw, len(plants)):
-            turns = sorted(draw.sample(early, min(len(texts), len(early))))
-            for turn, text in zip(turns, texts, strict=False):
+            if len(texts) > len(positions):
+                raise ValueError(
+                    f"{len(texts)} texts that replace each other need as many prompts; there are {len(positions)}"
+                )
+            places = early if len(texts) <= len(early) else range(len(positions))
+            turns = sorted(draw.sample(places, len(texts)))
+            for turn, text in zip(turns, texts, strict=True):
                 planted[positions[turn]] = _with_text(planted[positions[turn]], text)
             plants.append(Plant(kind=kind, text=texts[-1], turn=turns[-1] + 1, value=value))
     return Planted(prompts=planted, plants=tuple(plants))

@@ -14,6 +14,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse
 
 from context_compiler.errors import ContextCompilerError, StoreError
 from context_compiler.messages.bodies import load_messages, message_body
+from context_compiler.messages.history import current_instructions
 from context_compiler.messages.importers import read_transcripts
 from context_compiler.record import browse
 from context_compiler.record.browse import Row
@@ -181,7 +182,7 @@ def _request(number: int, record: Record, sent: Sequence[ModelMessage], said: in
         turn=record.turn_index + 1,
         messages=sent,
         readings=[READER.one(message) for message in sent],
-        beside=getattr(sent[-1], "instructions", None) or "",
+        beside=current_instructions(sent),
         fixed=fixed_tokens(record),
         said=said,
         status=record.status.partition(";")[0],

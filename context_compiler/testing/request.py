@@ -6,12 +6,14 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from pydantic_ai.messages import ModelMessage
+from pydantic_core import to_jsonable_python
 
 from context_compiler.messages.display import FORMS, SHORTENED, VERBATIM, segments
 from context_compiler.messages.history import Reader, Reading, reader_of
-from context_compiler.messages.items import Item, Kind
+from context_compiler.messages.items import LARGEST, Item, Kind
 from context_compiler.record.values import Drop
 from context_compiler.tokens import as_counter
 
@@ -33,7 +35,7 @@ class Request:
     readings: Sequence[Reading] = field(repr=False)
     """Items and tokens of each message."""
     beside: str = field(repr=False)
-    """Instructions, and names and descriptions of the tools, which are sent with the messages."""
+    """Instructions, and names, descriptions and parameters of the tools, which are sent with the messages."""
     fixed: int
     """Tokens of the instructions and tools."""
     said: int
@@ -69,10 +71,24 @@ def reading_text(reading: Reading) -> str:
     return "\n".join(f"{item.tool} {item.text}" if item.tool else item.text for item in reading.items)
 
 
-def searched_texts(reading: Reading) -> list[str]:
+def searched_texts(message: ModelMessage) -> list[str]:
     """Texts of a message in which a text is searched: everything that it says, as it is sent and without JSON."""
+    reading = READER.one(message)
     decoded = (_without_json(item, item.text) for item in reading.items)
-    return [reading_text(reading), *filter(None, decoded)]
+    is_cut = any(len(item.text) > LARGEST for item in reading.items)  # a reading has the ends of a very long text
+    whole = _texts(to_jsonable_python(message.parts, bytes_mode="base64", serialize_unknown=True)) if is_cut else ()
+    return [reading_text(reading), *filter(None, decoded), *whole]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Texts in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from _texts(list(cast("dict[str, Any]", value).values()))
+    elif isinstance(value, list):
+        for element in cast("list[Any]", value):
+            yield from _texts(element)
 
 
 def _without_json(item: Item, text: str) -> str:

@@ -21,11 +21,16 @@ from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
 
 from context_compiler.compiler.view import View
+from context_compiler.messages.items import plain_text
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.middleware.request import tool_tokens
 from context_compiler.record.values import Tool
 from context_compiler.testing.conversation import Conversation
 from context_compiler.testing.request import READER, Request
+
+
+def _tool_text(tool: Tool) -> str:
+    return f"{tool.name} {tool.description or ''}\n{plain_text(tool.parameters)}"
 
 
 @dataclass
@@ -79,7 +84,7 @@ class Watcher(AbstractCapability[Any]):
                 turn=conversation.turns,
                 messages=list(messages),
                 readings=[READER.one(message) for message in messages],
-                beside="\n".join([instructions, *(f"{tool.name} {tool.description or ''}" for tool in defined)]),
+                beside="\n".join([instructions, *map(_tool_text, defined)]),
                 fixed=fixed,
                 said=len(conversation.raw),
                 status=view.status if view else "",

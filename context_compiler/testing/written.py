@@ -298,6 +298,8 @@ def _check_names(out: Path, agent: str) -> None:
         raise SettingsError(f"--agent {agent!r:.80}: give module:name, such as desk.agents:agent")
     if out.suffix != ".py" or out.exists():
         raise SettingsError(f"--out {out}: give the name of a new Python file, such as tests/test_desk.py")
+    if (file := out.with_suffix(".json")).exists():
+        raise SettingsError(f"--out {out}: its recording would replace {file}; give another name")
 
 
 def _limits(limits: Mapping[str, str]) -> str:
@@ -310,7 +312,8 @@ def _write(out: Path, name: str, recording: Recording, checks: Sequence[str], bu
     file = out.with_suffix(".json")
     recording.save(file)
     module, _, subject = agent.partition(":")
-    slug = re.sub(r"\W+", "_", name).strip("_").lower() or "session"
+    letters = "".join(letter if f"_{letter}".isidentifier() else " " for letter in name.lower())
+    slug = "_".join(letters.split()).strip("_") or "session"
     lines = [
         f'"""Written by context-compiler from {slug}; change it as you like."""',
         "",

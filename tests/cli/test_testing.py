@@ -6,7 +6,9 @@ import asyncio
 import json
 import os
 import re
+import sqlite3
 import subprocess
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -379,7 +381,19 @@ def test_requests_become_cases_of_a_dataset(cc: Command, tmp_path: Path) -> None
 def test_a_test_is_never_overwritten_and_an_agent_is_a_name(cc: Command, tmp_path: Path) -> None:
     session(tmp_path / "record.db")
     (tmp_path / "test_desk.py").write_text("mine", encoding="utf-8")
-    for more in (("--out", "test_desk.py"), ("--out", "test_new.txt"), ("--out", "test_new.py", "--agent", "a:b; c")):
-        assert cc("sessions", "test", "desk 1", "--db", "record.db", *more).code == 2
-    assert (tmp_path / "test_desk.py").read_text(encoding="utf-8") == "mine"
+    (tmp_path / "recorded.json").write_text("mine", encoding="utf-8")
+    outs = (("test_desk.py",), ("recorded.py",), ("test_new.txt",), ("test_new.py", "--agent", "a:b; c"))
+    for more in outs:
+        assert cc("sessions", "test", "desk 1", "--db", "record.db", "--out", *more).code == 2
+    assert all((tmp_path / name).read_text(encoding="utf-8") == "mine" for name in ("test_desk.py", "recorded.json"))
     assert json.dumps([path.name for path in tmp_path.glob("test_new*")]) == "[]"
+
+
+def test_a_test_of_a_session_with_any_name_is_python(cc: Command, tmp_path: Path) -> None:
+    session(tmp_path / "record.db")
+    name = "CO₂ im Büro, ½ Tag 会議"
+    with closing(sqlite3.connect(tmp_path / "record.db")) as database, database:
+        database.execute("UPDATE sessions SET session_id = ?", (name,))
+    assert cc("sessions", "test", name, "--db", "record.db", "--out", "test_co2.py").code == 0
+    source = (tmp_path / "test_co2.py").read_text(encoding="utf-8")
+    assert "def test_co_im_büro_tag_会議_keeps" in source and compile(source, "test_co2.py", "exec")

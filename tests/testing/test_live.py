@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent
+from pydantic_ai import Agent, RunContext, Tool, ToolDefinition
 from pydantic_ai.capabilities import AbstractCapability, ProcessHistory
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolReturnPart
 from pydantic_ai.models import Model
@@ -194,3 +196,26 @@ async def test_a_conversation_goes_on_with_the_history_that_an_application_store
 async def test_the_plain_function_in_an_event_loop_names_the_one_to_await() -> None:
     with pytest.raises(RuntimeError, match=r"await live_async\(…\)"):
         live(Agent(), ["Hello."])
+
+
+def test_texts_in_parameters_of_tools_are_part_of_a_request_and_its_cache() -> None:
+    numbers = count()
+
+    def look(what: str) -> str:
+        """Look."""
+        return what
+
+    async def prepare(context: RunContext[Any], tool: ToolDefinition) -> ToolDefinition:
+        what = {"type": "string", "description": f"Number {next(numbers)} of the list 77."}
+        return replace(tool, parameters_json_schema={"type": "object", "properties": {"what": what}})
+
+    conversation = live(Agent(tools=[Tool(look, prepare=prepare)]), matters(3))
+    conversation.assert_in_context("of the list 77")
+    with pytest.raises(AssertionError):
+        conversation.assert_within(compiles=0)
+
+
+def test_a_text_in_the_middle_of_a_very_long_prompt_is_seen() -> None:
+    conversation = live(Agent(), ["a " * 175_000 + "my key is 77 " + "b " * 175_000])
+    conversation.assert_in_context("my key is 77")
+    failure(lambda: conversation.assert_not_in_context("my key is 77"))

@@ -70,3 +70,12 @@ def test_kinds_that_were_not_planted_and_conversations_without_prompts_are_named
         planted.survival(live(Agent(), planted.prompts)).assert_at_least(rule=1)
     with pytest.raises(ValueError, match="no prompt"):
         plant([], facts=1)
+
+
+@pytest.mark.parametrize("prompts", [2, 5])
+def test_the_newest_value_of_an_update_is_always_planted(prompts: int) -> None:
+    values = [f"The limit is {number}." for number in range(prompts)]
+    planted = plant(matters(prompts), updates=[values])
+    assert planted.survival(live(Agent(), planted.prompts)).share("update") == 1
+    with pytest.raises(ValueError, match=f"need as many prompts; there are {prompts}"):
+        plant(matters(prompts), updates=[[*values, "The limit is 99."]])

@@ -12,9 +12,17 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults, Tool
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    SystemPromptPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
 
-from context_compiler import ContextCompiler
+from context_compiler import ContextCompiler, compile_view
 from context_compiler.errors import TranscriptError
 from context_compiler.testing import (
     Conversation,
@@ -300,3 +308,10 @@ def test_a_transcript_of_another_tool_is_a_recording(tmp_path: Path) -> None:
     conversation = replay(tmp_path / "chat.json", Agent())
     assert len(conversation.requests) == 3
     conversation.assert_in_context(RULE)
+
+
+async def test_the_instructions_of_a_request_before_system_text_are_read_from_the_record(tmp_path: Path) -> None:
+    asked = ModelRequest(parts=[UserPromptPart("Hello.")], instructions="Refund at most 50 euros.")
+    late = ModelRequest(parts=[SystemPromptPart("It is late.")])
+    await compile_view([asked, late], budget=8_000, store=tmp_path / "record.db", session="desk", system=None)
+    (await recorded_async("desk", db=tmp_path / "record.db")).assert_in_context("Refund at most 50 euros.")
