@@ -122,6 +122,7 @@ def _mapping_entries(reader: yaml.SafeLoader, mapping: yaml.MappingNode) -> Mapp
             read = _mapping_entries(reader, value)
         else:
             read = cast(object, reader.construct_object(value, deep=True))  # pyright: ignore[reportUnknownMemberType] # untyped stub
+            repr(read)  # a hexadecimal number of thousands of digits is a ValueError here, and not later in a message
         entries[key.value] = Entry(value=read, line=key.start_mark.line + 2)
     return entries
 

@@ -31,6 +31,8 @@ MAX_RANGE = 100_000
 """Maximum numbers of a range."""
 FINEST = 20
 """Maximum digits to round to."""
+MAX_STRIPPED = 100
+"""Maximum characters that are stripped from a text, because each of its characters is compared with all of them."""
 
 
 class Missing(ChainableUndefined):
@@ -87,7 +89,7 @@ class Sandbox(SandboxedEnvironment):
         self.budget = budget
         self.depth = 0
         self.globals = {"range": _range}
-        own = {name[1:]: getattr(self, name) for name in ("_indent", "_join", "_replace")}
+        own = {name[1:]: getattr(self, name) for name in ("_indent", "_join", "_replace", "_trim")}
         hooks = {TICK: self._tick, WEIGH: budget.charge, JOINED: self._concat, PART: self._part, LINE: self._line}
         self.filters = {name: filters.FILTERS[name] for name in FILTERS} | SAFER | own | hooks
 
@@ -131,6 +133,8 @@ class Sandbox(SandboxedEnvironment):
             self.budget.spend(4 * STEP)
             if self.depth > DEEPEST_CALL:
                 raise SecurityError(f"calls are more than {DEEPEST_CALL} deep")
+            if isinstance(obj, BuiltinMethodType) and obj.__name__.endswith("strip"):
+                _check_stripped(*args)
             return self.budget.charge(super().call(context, obj, *args, **kwargs))
         finally:
             self.depth -= 1
@@ -183,6 +187,15 @@ class Sandbox(SandboxedEnvironment):
     def _replace(self, text: object, old: object, new: object, count: int = -1) -> str:
         self.budget.spend(str(text).count(str(old)) * len(str(new)))
         return str(text).replace(str(old), str(new), count)
+
+    def _trim(self, text: object, characters: str | None = None) -> str:
+        _check_stripped(characters)
+        return str(text).strip(characters)
+
+
+def _check_stripped(characters: object = None) -> None:
+    if isinstance(characters, str) and len(characters) > MAX_STRIPPED:
+        raise SecurityError(f"at most {MAX_STRIPPED} characters can be stripped from a text")
 
 
 def _round(value: float, precision: int = 0, method: Literal["common", "ceil", "floor"] = "common") -> float:

@@ -42,6 +42,8 @@ TOO_MUCH = {
     "padding by a long text": '{{ "a\\nb" | indent("x" * 1000000000) }}',
     "joining with a long text": "{{ range(100000) | join(big) }}",
     "replacing by a long text": '{{ big | replace("a", big) }}',
+    "stripping by a filter": "{{ (big * 9) | trim(range(9000) | join ~ big) }}",
+    "stripping by a method": "{{ (big * 9).strip(range(9000) | join ~ big) }}",
     "batches": '{{ [1] | batch(1000000000, "x") | list }}',
     "rounding by computing": "{{ 5 | round(-1000000000) }}",
     "rounding down by computing": '{{ 5 | round(1000000, "floor") }}',

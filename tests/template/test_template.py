@@ -152,7 +152,11 @@ def test_front_matter_that_is_not_a_mapping_is_an_error():
 
 
 @pytest.mark.parametrize(
-    "matter", ["a: [1, 2", "a: 'x", "a: b: c", "\ta: 1", "a: !!python/object:os.system x", "x: 2020-99-99"]
+    "matter",
+    [
+        *("a: [1, 2", "a: 'x", "a: b: c", "\ta: 1", "a: !!python/object:os.system x", "x: 2020-99-99"),
+        *(f"description: 0x{'f' * 4_000}", f"tags: [0x{'f' * 4_000}]"),
+    ],
 )
 def test_front_matter_that_is_not_plain_yaml_is_an_error(matter: str):
     assert "not YAML" in str(refused(f"---\n{matter}\n---\nbody"))

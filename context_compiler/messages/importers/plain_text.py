@@ -30,7 +30,6 @@ _TIME = re.compile(r"\*(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) UTC\*$")
 _OWN = "# Chat Session:"
 _OWN_SPEAKERS = {"**User:**": ("user", ""), "**Assistant:**": ("assistant", "")}
 _ESCAPED = re.compile(r"(?:\*\*(?:User|Assistant):\*\*|\*\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\*)\\+$")
-_FENCES = ("```", "~~~")
 
 MAX_SPEAKER_LINE = 200
 """Maximum characters of a line that can name a speaker on its own; also those searched for `User: …`."""
@@ -73,18 +72,19 @@ def read(draft: Draft, prose: str) -> None:
             draft.at += 1
         else:
             lines.append(line[:-1] if own and _ESCAPED.match(line[:MAX_SPEAKER_LINE]) else line)
-        fence = _fence(line, fence) if not own else ""
+        fence = _fence(speaker[1] if speaker else line, fence) if not own else ""
     _add(draft, role, lines, when)
     if not has_speaker:
         raise draft.error("no line names a speaker; begin each message with a line such as **User:** or **Assistant:**")
 
 
 def _fence(line: str, fence: str) -> str:
-    """Mark of the code fence that is open after a line; empty if none is open."""
-    mark = next((mark for mark in _FENCES if line.lstrip().startswith(mark)), "")
+    """Marks that opened the code fence that is open after a line, as in CommonMark; empty if none is open."""
+    line = line.strip()
+    marks = next((line[: len(line) - len(line.lstrip(mark))] for mark in "`~" if line.startswith(mark * 3)), "")
     if fence:
-        return "" if mark == fence else fence
-    return mark
+        return "" if marks == line and marks.startswith(fence) else fence
+    return "" if marks.startswith("`") and "`" in line[len(marks) :] else marks
 
 
 def _add(draft: Draft, role: str | None, lines: list[str], when: datetime | None) -> None:

@@ -539,6 +539,20 @@ def test_a_speaker_inside_a_code_fence_is_text():
     assert texts(one.messages) == ["Look\n```\nAssistant: not a speaker\n```\nthere", "I see"]
 
 
+@pytest.mark.parametrize(
+    ("prose", "expected"),
+    [
+        ("User: How?\nAssistant: Run\n```npm install```\nUser: Thanks", ["How?", "Run\n```npm install```", "Thanks"]),
+        ("User: ```py\nprint(1)\n```\nWhy?\nAssistant: One.", ["```py\nprint(1)\n```\nWhy?", "One."]),
+        ("User: a\n````\n```\nAssistant: b\n````\nAssistant: c", ["a\n````\n```\nAssistant: b\n````", "c"]),
+        ("User: a\n```\nx\n```py\nAssistant: b\n```\nAssistant: c", ["a\n```\nx\n```py\nAssistant: b\n```", "c"]),
+    ],
+)
+def test_a_code_fence_begins_and_ends_as_in_commonmark(prose: str, expected: list[str]):
+    (transcript,) = parse_transcripts(prose.encode(), file="chat.txt")
+    assert texts(transcript.messages) == expected
+
+
 def test_a_transcript_of_our_own_chat_reads_back():
     said = (
         "# Chat Session: demo\n\n*2026-11-21 15:43:40 UTC*\n\n**User:**\n\nHello\n**User:**\\\nend\n\n"
