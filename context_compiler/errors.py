@@ -28,6 +28,11 @@ class ContextCompilerError(Exception):
     """Base class of all errors that this package raises deliberately."""
 
 
+def text_of(error: Exception) -> str:
+    """Text of an error of this package; of any other its type alone, because its text may quote messages."""
+    return str(error) if isinstance(error, ContextCompilerError) else type(error).__name__
+
+
 class TemplateError(ContextCompilerError):
     """A template is missing, unreadable, outside its roots, or wrong."""
 

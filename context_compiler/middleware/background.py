@@ -87,9 +87,8 @@ async def finish(
     Returns:
         The advance; or None with the row of a compile that failed or cannot be used, and the error of a failed one.
     """
-    response = await host.land(job.task)
     try:
-        response = host.charge(_charge_once(context, job, response))
+        response = _charge_once(context, job, await host.land(job.task), host)
     except CompileError as error:
         context.run.asked_turn = context.turn
         return None, _row(job, error), error
@@ -126,7 +125,7 @@ async def discard(context: RequestContext, host: Host) -> tuple[Compile | None, 
         return (await finish(context, job, host))[1:] if failed else (None, None)
     spent: dict[str, int] = {}
     if made is not None:
-        spent = host.charge(replace(_charge_once(context, job, made), failure=None)).usage
+        spent = _charge_once(context, job, replace(made, failure=None), host).usage
     context.compiler.pending.take(job)
     job.cancel()
     return _row(job, CompileError(reason, model=context.policy.model, phase="background", usage=spent), "skipped"), None
@@ -141,9 +140,24 @@ def unused_row(job: PendingCompile) -> Compile | None:
     return _row(job, CompileError("no request used it", model=model, phase="background", usage=made.usage), "skipped")
 
 
-def _charge_once(context: RequestContext, job: PendingCompile, response: SummaryResponse) -> SummaryResponse:
-    """The response, without its usage and cost if another run has paid for it: exactly one run pays."""
-    return response if context.compiler.pending.take(job) else replace(response, usage={}, cost=None)
+def _charge_once(
+    context: RequestContext, job: PendingCompile, response: SummaryResponse, host: Host
+) -> SummaryResponse:
+    """Charge the run for a response, and return it, without its usage and cost if another run has paid for it.
+
+    Exactly one run pays, or none if this one's usage limits leave too little: it did not ask for the compile.
+
+    Raises:
+        CompileError: No summary was written.
+    """
+    if not context.compiler.pending.take(job):
+        response = replace(response, usage={}, cost=None)
+    sent, answered = (response.usage.get(f"{kind}_tokens", 0) for kind in ("input", "output"))
+    if host.affords(sent, answered, context.policy.model):
+        return host.charge(response)
+    if response.error is not None and response.fault is None:
+        raise response.error
+    return response
 
 
 def _reason_unusable(context: RequestContext, job: PendingCompile, host: Host) -> str | None:

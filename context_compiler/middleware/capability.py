@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from opentelemetry.trace import get_current_span
-from pydantic_ai import FunctionToolset, RunContext
+from pydantic_ai import FunctionToolset, RunContext, capabilities
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, durable_operation
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse
 from pydantic_ai.models import Model, ModelRequestContext
@@ -356,8 +356,12 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         return capabilities[-1]
 
     def get_ordering(self) -> CapabilityOrdering | None:
-        """Run innermost, so that no other capability edits a view after it was counted and recorded."""
-        return CapabilityOrdering(position="innermost")
+        """Run innermost, so that no other capability edits a view after it was counted and recorded.
+
+        The host's `ModelFallback`, where there is one, is outside: a request that is too long is first sent shorter.
+        """
+        fallback: Any = getattr(capabilities, "ModelFallback", None)
+        return CapabilityOrdering(position="innermost", wrapped_by=(fallback,) if fallback else ())
 
     async def for_run(self, ctx: RunContext[Any]) -> ContextCompiler:
         """Return a copy with its own run state; everything else is shared."""
@@ -484,6 +488,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
 
 class _RunHost(RunHost):
     def __init__(self, compiler: ContextCompiler, ctx: RunContext[Any], outgoing: ModelRequestContext) -> None:
+        if outgoing.model is not ctx.model and not is_durable(ctx):  # the host falls back to it for this request
+            ctx = replace(ctx, model=outgoing.model)
         super().__init__(ctx)
         self._compiler, self._outgoing = compiler, outgoing
 
@@ -500,10 +506,6 @@ class _RunHost(RunHost):
     def framing(self, messages: list[ModelMessage]) -> list[ModelMessage]:
         outgoing = self._outgoing
         return render_messages(outgoing.model, outgoing.model_settings, outgoing.model_request_parameters, messages)
-
-    @property
-    def counts(self) -> bool:
-        return not is_durable(self._ctx)
 
     async def count(self, messages: list[ModelMessage]) -> int:
         outgoing = self._outgoing

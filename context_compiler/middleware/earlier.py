@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from context_compiler.messages.bodies import load_messages
 from context_compiler.messages.history import History, Reader
 from context_compiler.middleware.request import JOINED, Conversation, Request
 from context_compiler.middleware.state import Run, read_history
-from context_compiler.middleware.store_access import StoreAccess
+from context_compiler.middleware.store_access import StoreAccess, limited
 from context_compiler.record import rows
 from context_compiler.record.database import Moment
 from context_compiler.record.removal import RETRY_AGE_DAYS
@@ -102,13 +103,16 @@ class RawHistories:
             self._histories.take(key)
             history = start = None
         if start is None:
-            history = await self._stored(session_id, reader, seen=named and history is None)
+            # a conversation that is new here waits, because without its beginning the window would be all of it
+            with limited(None) if history is None else nullcontext():
+                history = await self._stored(session_id, reader, seen=named and history is None)
             start = None if history is None else _window_start(history, window)
         return history.messages[: start or 0] if history is not None else ()
 
     async def _whole(self, session_id: str, reader: Reader) -> Sequence[ModelMessage]:
         """All messages of a conversation in the host's store, of which the application loaded none (`limit=0`)."""
-        history = await self._stored(session_id, reader, seen=False) if self._access.keeps_content else None
+        with limited(None):
+            history = await self._stored(session_id, reader, seen=False) if self._access.keeps_content else None
         return history.messages if history is not None else ()
 
     async def _is_stale(self, since: Moment) -> bool:

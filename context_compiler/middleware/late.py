@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from context_compiler.errors import StoreError
+from context_compiler.errors import StoreError, text_of
 from context_compiler.record.database import Moment
+from context_compiler.record.redaction import RedactionError
 from context_compiler.record.rows import BrokenReference, Removed
 from context_compiler.resilience import Report, forget_in_child, try_await
 
@@ -53,7 +54,7 @@ def is_permanent(error: Exception) -> bool:
     if state is not None:
         return str(state).startswith(OWN_STATES)
     own = ValueError | TypeError | ArithmeticError | LookupError
-    return isinstance(error, Removed | BrokenReference) or isinstance(cause, own)
+    return isinstance(error, Removed | BrokenReference | RedactionError) or isinstance(cause, own)
 
 
 def is_of_all(error: Exception) -> bool:
@@ -182,11 +183,11 @@ class LateWrites:
             elif (error := (await try_await(write.work(write.tried))).error) is None:
                 if failed is not None and failed[0].failures >= ATTEMPTS:
                     self._remove(failed[0])
-                    lost[str(failed[1])] += 1
+                    lost[text_of(failed[1])] += 1
                     failing -= 1
                 failed = None
             elif is_permanent(error):
-                lost[REMOVED if isinstance(error, Removed) else str(error)] += 1
+                lost[REMOVED if isinstance(error, Removed) else text_of(error)] += 1
             else:
                 write.failures += 1
                 if failed is not None or is_of_all(error):

@@ -160,7 +160,7 @@ class Middleware:
 
         The layers are dropped from that request if the prompt or the smallest possible request needs their room.
         """
-        counts = self._counts if host.counts else None
+        counts = None if host.is_durable else self._counts
         counted = await counts.calibrate(run, request, host) if counts else None
         outcome = await try_await(self._respond(run, request, host))
         result = outcome.value

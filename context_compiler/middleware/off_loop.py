@@ -136,6 +136,10 @@ class _OtherLoopHost(Host):
     def loop(self) -> asyncio.AbstractEventLoop:
         return self._loop
 
+    @property
+    def is_durable(self) -> bool:
+        return self._host.is_durable
+
     async def launch(self, request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
         return await self._call(self._host.launch(request))
 

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.errors import SettingsError
+from context_compiler.errors import SettingsError, text_of
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.respond import advance_again, advance_request, assemble_view
@@ -192,7 +192,8 @@ class ProviderCounts:
             breaker.rest()
         if request.model not in self._reported:
             self._reported.add(request.model)
-            why = str(outcome.error) or type(outcome.error).__name__
+            own = isinstance(outcome.error, NotImplementedError | UserError)
+            why = str(outcome.error) if own else text_of(outcome.error)
             error = SettingsError(f'counter="provider": {request.model} did not count, so we do ({why})')
             error.__cause__ = outcome.error
             await self._report(error)

@@ -167,9 +167,9 @@ class Host(Protocol):
         return messages
 
     @property
-    def counts(self) -> bool:
-        """True if the provider may count requests; not in a durable run, whose replay needs the same answer."""
-        return True
+    def is_durable(self) -> bool:
+        """True in a durable run, whose replay needs the same answers: no provider counts its requests."""
+        return False
 
     async def count(self, messages: list[ModelMessage]) -> int | None:
         """Tokens of a request with these messages as its provider counts them; not added to the run's usage.
@@ -188,6 +188,11 @@ class RunHost(Host):
 
     def __init__(self, ctx: RunContext[Any]) -> None:
         self._ctx = ctx
+
+    @property
+    def is_durable(self) -> bool:
+        """True in a workflow of a durable engine."""
+        return is_durable(self._ctx)
 
     def charge(self, response: SummaryResponse) -> SummaryResponse:
         """Add the usage of a summary to that of the run, and return the summary; see `charge_run`."""

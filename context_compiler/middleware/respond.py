@@ -54,7 +54,7 @@ from context_compiler.record.values import Compile
 from context_compiler.resilience import attempt
 
 JOURNALLED = 2_000
-"""Maximum number of newest chain ids to look up; limited because a durable run records them in its journal."""
+"""Maximum number of newest chain ids that a durable run looks up, because it records them in its journal."""
 
 RENDERED_ABOVE = 4
 """Divisor of the budget: from this fraction on, raw history is counted as the host renders it, which is slow."""
@@ -126,7 +126,7 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
     if not run.begun:
         run.begun = True
         run.notes = context.compiler.notes.get(context.request.conversation) or ()
-        start = await host.begin(history.tips(JOURNALLED), config)
+        start = await host.begin(history.tips(JOURNALLED if host.is_durable else None), config)
         if start.get("steering"):
             run.steer(Steering.from_data(start["steering"]))
             config = run.config

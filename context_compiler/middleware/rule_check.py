@@ -28,6 +28,7 @@ async def declared_rules(
     An async function fails after `timeout` seconds. The last answer of a function that fails stays in force for its
     run.
     """
+    run.lacks_rules = False
     texts: list[str] = []
     errors: list[Exception] = []
     for number, rule in enumerate(rules):
@@ -37,6 +38,7 @@ async def declared_rules(
         outcome = await try_await(_answer(rule, ctx, timeout))
         if outcome.error is not None:
             errors.append(outcome.error)
+            run.lacks_rules |= number not in run.declared
         else:
             run.declared[number] = outcome.value or ""
         texts.append(run.declared.get(number, ""))
@@ -70,7 +72,8 @@ def missing_rules(
     """
     history, counter, listed = context.history, context.counter, listed_rules(cycle, notes)
     users = {rule.text for rule in (*context.rules, *context.found_rules.rules)}
-    revoked = tuple(text for text in listed if text not in users)  # the application has withdrawn them
+    known = not context.run.lacks_rules and context.found_rules.length == len(history)
+    revoked = tuple(text for text in listed if known and text not in users)  # the application has withdrawn them
     missing = absent_rules(context.rules, sent)
     if not (missing or revoked) or not history.ids:
         return (), (), ""

@@ -154,6 +154,8 @@ class Run:
     """Rules that were added since its cycle began."""
     declared: dict[int, str] = field(default_factory=dict[int, str])
     """Last answers of the functions among the declared rules, by their positions."""
+    lacks_rules: bool = False
+    """True if one of these functions has failed and never answered, so that its rules are not known."""
     recorded_blocks: Blocks | None = None
     """The blocks as recorded."""
     config: str = ""

@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, TypeVar, cast
 
-from context_compiler.errors import StoreError
+from context_compiler.errors import StoreError, text_of
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.late import LateWrites, Write, is_permanent
 from context_compiler.record import rows
@@ -344,7 +344,7 @@ class StoreAccess:
             await self._count_lost(late)
         if error is not None:
             waiting = f"{len(late)} {'write waits' if len(late) == 1 else 'writes wait'} for the record"
-            await self._report(StoreError(f"{waiting} and may yet be lost: {error}"))
+            await self._report(StoreError(f"{waiting} and may yet be lost: {text_of(error)}"))
 
     async def attempt(self, work: Callable[[], Awaitable[T]], *, writes: bool) -> T | None:
         """Result of an operation that is never delayed; None if it failed, if paused, or if the owner is unknown."""
@@ -383,7 +383,7 @@ class StoreAccess:
             self._removals.clear()
         elif not (writes and is_permanent(outcome.error)):  # a record that refuses one request takes the next
             self._breaker.failed()
-            self._failure[:] = [f"{outcome.error}"]
+            self._failure[:] = [text_of(outcome.error)]
         await self._report(outcome.error)
         return None
 

@@ -12,8 +12,10 @@ from dataclasses import replace
 from typing import Any, cast
 
 from context_compiler.cache import Memo
+from context_compiler.errors import StoreError
 from context_compiler.ids import RENDERED, identity_facts, view_message_id
 from context_compiler.record.values import Chain, Compile, Entry, MessageChain, with_null_reasons
+from context_compiler.resilience import attempt
 
 Redact = Callable[[str], str]
 """A function that returns the part of a string that may be recorded."""
@@ -51,6 +53,10 @@ METADATA, REDACTED = "record is metadata", "content is redacted, and no request 
 """Reasons why the columns `CONTENT` are NULL."""
 
 
+class RedactionError(StoreError):
+    """The function `redact=` raised an error, so that content cannot be recorded."""
+
+
 class Redactor:
     """Redacts chains, each message only once; the ids of redacted messages are computed from the redacted content."""
 
@@ -61,9 +67,16 @@ class Redactor:
         self._tools: Memo[str, str] = Memo(TOOLSETS)
 
     def __call__(self, text: str) -> str:
-        """Return the part of a string that may be recorded; empty if `redact` does not return a string."""
-        kept = cast(object, self.redact(text))
-        return kept if isinstance(kept, str) else ""
+        """Return the part of a string that may be recorded; empty if `redact` does not return a string.
+
+        Raises:
+            RedactionError: `redact` raised an error.
+        """
+        outcome = attempt(lambda: cast(object, self.redact(text)))
+        if outcome.error is not None:
+            kind = type(outcome.error).__name__
+            raise RedactionError(f"redact= raised {kind}, so this is not recorded") from outcome.error
+        return outcome.value if isinstance(outcome.value, str) else ""
 
     def entry(self, entry: Entry) -> Entry:
         """Redact a request, its chains, its compile and its tools."""

@@ -25,7 +25,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 from pydantic_ai.models.function import AgentInfo, FunctionModel
-from pydantic_ai.usage import RequestUsage
+from pydantic_ai.usage import RequestUsage, UsageLimits
 from typer.testing import CliRunner
 
 from context_compiler import MemoryStore, SQLiteStore, View
@@ -47,7 +47,8 @@ RULE = "Never write to the ledger on a Friday."
 class Gate:
     """A compiler's model that answers only while it is open."""
 
-    def __init__(self, answer: str | Exception = NOTES, *, opened: bool = False) -> None:
+    def __init__(self, answer: str | Exception = NOTES, *, opened: bool = False, tokens: int = 100) -> None:
+        self._tokens = tokens
         self.asked = self.busy = self.most = self.cancelled = 0
         self.model = FunctionModel(self._answer, model_name="gate")
         self._open, self._said = asyncio.Event(), answer
@@ -72,7 +73,7 @@ class Gate:
             self.busy -= 1
         if isinstance(self._said, Exception):
             raise self._said
-        usage = RequestUsage(input_tokens=100, output_tokens=20)
+        usage = RequestUsage(input_tokens=self._tokens, output_tokens=20)
         return ModelResponse(parts=[TextPart(self._said)], usage=usage, model_name="gate")
 
 
@@ -609,3 +610,12 @@ async def test_a_long_history_is_compiled_in_the_background_too() -> None:
 def test_background_compiling_cannot_be_combined_with_every_turn() -> None:
     with pytest.raises(SettingsError, match="every_turn"):
         compiler(None, background=True, every_turn=True)
+
+
+async def test_a_compile_that_an_earlier_run_began_stops_no_run_that_cannot_pay_for_it(tmp_path: Path) -> None:
+    chat = Chat(Gate(opened=True, tokens=50_000), store=tmp_path / "context.db")
+    await chat.until(lambda: chat.gate.asked)
+    limits = UsageLimits(input_tokens_limit=20_000)
+    await chat.until(lambda: chat.status == "compiled", usage_limits=limits)
+    (compile,) = [record.compile for record in await chat.records() if record.compile]
+    assert compile.usage["input_tokens"] == 50_000 and not chat.errors

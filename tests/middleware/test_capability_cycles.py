@@ -275,3 +275,18 @@ async def test_a_turn_that_is_resumed_is_still_the_same_turn() -> None:
     assert "seen" in talker.last.text and extends(talker.sent[0], talker.sent[1])
     await run(agent, "thanks", message_history=second.messages)
     assert views[-1].status == "compiled" and notes.asked == 2
+
+
+@pytest.mark.slow
+async def test_a_cycle_is_continued_however_many_messages_follow_it() -> None:
+    def turns(start: int, count: int) -> list[ModelMessage]:
+        return [part for number in range(start, start + count) for part in (user(f"n{number}"), assistant("ok"))]
+
+    views = list[View]()
+    ours = compiler(budget=60_000, recall=0, on_view=views.append)
+    agent = Agent(Talker("fine").model, capabilities=[ours])
+    done = await agent.run("go on", message_history=turns(0, 7_000), conversation_id="talk")
+    assert views[-1].status == "compiled"
+    later = [*done.all_messages(), *turns(7_000, 750)]
+    await agent.run("go on", message_history=later, conversation_id="talk")
+    assert views[-1].status == "cycle"

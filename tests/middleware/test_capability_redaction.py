@@ -105,16 +105,24 @@ def _asked() -> Any:
     return assistant(call("look", "s", path=SECRET, **{SECRET: "x"}))
 
 
-async def test_a_failing_redaction_stores_nothing_and_fails_no_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [ValueError, AttributeError, RuntimeError, OSError])
+async def test_a_failing_redaction_stores_nothing_and_neither_a_run_nor_another_request_fails(
+    tmp_path: Path, kind: type[Exception]
+) -> None:
     errors: list[Exception] = []
 
     def fail(text: str) -> str:
-        raise ValueError("no")
+        if SECRET in text:
+            raise kind(text)
+        return text
 
     kept = Kept(tmp_path, redact=fail, on_error=errors.append)
-    await kept.turn(SECRET)
-    assert kept.talker.last.text and {type(error) for error in errors} == {ValueError}
-    assert await kept.records() == []
+    for _ in range(3):
+        await kept.turn(SECRET)
+    assert kept.talker.last.text and {type(error.__cause__) for error in errors} == {kind}
+    assert SECRET not in str(errors) and await kept.records() == []
+    await kept.turn("And now?", history=[], conversation_id="other")
+    assert {record.session_id for record in await kept.records()} == {"other"}
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])

@@ -407,3 +407,29 @@ async def test_pruning_keeps_conversations(tmp_path: Path) -> None:
 async def test_a_store_of_other_kinds_is_refused() -> None:
     with pytest.raises(SettingsError, match="keeps no conversations"):
         RecordConversationStore(object())  # pyright: ignore[reportArgumentType]
+
+
+async def test_a_window_keeps_its_beginning_even_if_the_record_is_slow_at_first(tmp_path: Path) -> None:
+    class Slow(SQLiteStore):
+        wait_s = 0.0
+
+        async def transcript(self, session_id: str, vault_name: str | None = None) -> list[bytes]:
+            await asyncio.sleep(self.wait_s)
+            return await super().transcript(session_id, vault_name)
+
+    def process(store: Slow) -> tuple[Agent[None, str], Talker]:
+        ours, talker = compiler(store=store, budget=8_000, record_timeout=0.05), Talker("noted")
+        return Agent(talker.model, capabilities=[ours]), talker
+
+    history = list[ModelMessage]()
+    agent, _ = process(Slow(tmp_path / "context.db"))
+    for prompt in ("The gate code is 7741.", *(f"Note {number}: the weather is fine." for number in range(12))):
+        history = (await agent.run(prompt, message_history=history, conversation_id="talk")).all_messages()
+    store = Slow(tmp_path / "context.db")
+    agent, talker = process(store)
+    store.wait_s = 0.3
+    done = await agent.run("Hello again.", message_history=history[-6:], conversation_id="talk")
+    store.wait_s = 0.0
+    history += done.new_messages()
+    await agent.run("What is the gate code?", message_history=history[-6:], conversation_id="talk")
+    assert "7741" in talker.last.text

@@ -463,7 +463,7 @@ async def test_a_request_lost_for_its_own_content_is_counted_and_the_record_stay
         await faulty.ask("my secret", conversation_id="talk")
     assert await store.perform(rows.lost) == 8, "each request, and each history with its answer"
     assert await store.views("talk") == []
-    assert all("a secret" in str(error) for error in faulty.errors), "the record was never left alone"
+    assert all("a secret" in str(error.__cause__) for error in faulty.errors), "the record was never left alone"
     await faulty.ask("hello", conversation_id="other")
     assert len(await store.views("other")) == 1
     await store.close()

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from pydantic_ai import Agent, models
 from pydantic_ai.capabilities import ProcessHistory
-from pydantic_ai.messages import ModelMessage
+from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
+from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.usage import UsageLimits
 
 from context_compiler import ContextCompiler, Money, View, build_compiling_history_processor, compile_view
@@ -294,3 +296,17 @@ def test_another_value_of_counter_is_refused(given: Any) -> None:
 async def test_provider_counts_are_refused_without_an_agent() -> None:
     with pytest.raises(SettingsError, match="which only an agent"):
         await compile_view(long_history(3), counter="provider")  # pyright: ignore[reportArgumentType]
+
+
+async def test_the_refusal_of_a_count_is_not_quoted_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    class Refusing(FunctionModel):
+        async def count_tokens(self, messages: list[ModelMessage], *rest: Any) -> Any:
+            raise ModelHTTPError(400, "kiln", body={"detail": [{"input": str(messages)}]})
+
+    errors = list[Exception]()
+    options: dict[str, Any] = {"counter": "provider", "model": "none", "store": None, "on_error": errors.append}
+    ours = ContextCompiler(system=None, **options)
+    model = Refusing(lambda messages, info: ModelResponse(parts=[TextPart("ok")]))
+    await Agent(model, capabilities=[ours]).run("my password is hunter2")
+    assert "ModelHTTPError" in caplog.text and "hunter2" not in caplog.text and "hunter2" not in str(errors)
+    assert isinstance(errors[0].__cause__, ModelHTTPError)

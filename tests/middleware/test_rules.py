@@ -392,3 +392,18 @@ async def test_a_block_does_not_quote_a_rule_that_was_listed_since_the_view_was_
     assert (await talk.hear("Go on with the next file.")).count(rule) == 1
     text = await talk.hear("Who owns mill 7?")
     assert "Old Marek owns mill 7." in text and text.count(rule) == 1
+
+
+async def test_a_function_that_fails_withdraws_no_rule_of_an_earlier_run() -> None:
+    runs = list[str | None]()
+
+    def policy(ctx: RunContext[Any]) -> str:
+        runs.append(ctx.run_id)
+        if len(set(runs)) > 1:
+            raise ConnectionError("the policy service does not answer")
+        return GIVEN[0]
+
+    talk = Talk(rules=[policy], budget=8_000)
+    assert not missing(await talk.hear("Hello."), GIVEN[:1])
+    text = await talk.hear("And now?")
+    assert "No longer a rule" not in text and not missing(text, GIVEN[:1])
