@@ -102,22 +102,25 @@ def reconcile(
     """
     shared = min(len(recorded), len(written))
     prompt_rest = _prompt_rest(recorded, written)
-    if shared and recorded[shared - 1].user != written[shared - 1].user + prompt_rest:
-        index = next(index for index in range(shared) if recorded[index].user != written[index].user)
-        return Reconciled(messages=list(messages), conflict=index + 1)
+    prompts = [*(turn.user for turn in written[:-1]), *(turn.user + prompt_rest for turn in written[-1:])]
+    edited = [index for index in range(shared) if recorded[index].user != prompts[index]]
+    conflict = edited[0] + 1 if edited else 0
+    if shared - 1 in edited:
+        return Reconciled(messages=list(messages), conflict=conflict)
     if len(written) > len(recorded):
         answer = _interrupted_answer(messages, recorded, written[: len(recorded)])
         more = [message for turn in written[len(recorded) :] for message in _as_messages(turn)]
-        return Reconciled(messages=[*messages, *answer, *more])
+        return Reconciled(messages=[*messages, *answer, *more], conflict=conflict)
+    answer_rest = _answer_rest(recorded, written)
+    answer_begun = bool(written) and written[-1].assistant is not None
+    if answer_rest and answer_begun and written[-1].is_ended:  # it was not cut off: someone has removed the rest
+        return Reconciled(messages=list(messages), conflict=conflict or len(written))
     if len(recorded) > len(written):
         merged = Reconciled(messages=list(messages), missing=tuple(recorded[len(written) :]))
     else:
         merged = Reconciled(messages=[*messages, *_interrupted_answer(messages, recorded, written)])
     return replace(
-        merged,
-        prompt_rest=prompt_rest,
-        answer_rest=_answer_rest(recorded, written),
-        answer_begun=bool(written) and written[-1].assistant is not None,
+        merged, prompt_rest=prompt_rest, answer_rest=answer_rest, answer_begun=answer_begun, conflict=conflict
     )
 
 
