@@ -24,7 +24,6 @@ from pydantic_ai.messages import (
     ModelResponseStreamEvent,
     TextPart,
     ToolCallPart,
-    UserPromptPart,
 )
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.settings import ModelSettings
@@ -33,6 +32,7 @@ from pydantic_ai.usage import RequestUsage
 from context_compiler.compiler.summary import latest_input
 from context_compiler.messages.fences import clip
 from context_compiler.messages.history import reader_of
+from context_compiler.messages.turns import prompt_at
 from context_compiler.tokens import as_counter
 
 NAME = "scripted"
@@ -124,14 +124,12 @@ class ScriptedModel(Model):
 
     def _next_call(self, messages: Sequence[ModelMessage]) -> ToolCallPart | None:
         """Return the next call of this turn; None if all were made, or if a summary is asked for."""
-        made = 0
-        for message in reversed(messages):
-            prompts = [str(part.content) for part in message.parts if isinstance(part, UserPromptPart)]
-            if prompts:
-                due = self.calls[made:] if not any(TASK in prompt for prompt in prompts) else ()
-                return ToolCallPart(due[0][0], {**due[0][1]}, tool_call_id=f"{NAME}-{len(messages)}") if due else None
-            made += isinstance(message, ModelResponse)
-        return None
+        prompt = prompt_at(self._reader.read(messages))
+        if prompt is None or any(TASK in str(getattr(part, "content", "")) for part in messages[prompt].parts):
+            return None
+        made = sum(isinstance(message, ModelResponse) for message in messages[prompt:])
+        due = self.calls[made:]
+        return ToolCallPart(due[0][0], {**due[0][1]}, tool_call_id=f"{NAME}-{len(messages)}") if due else None
 
     def _answer(self, messages: Sequence[ModelMessage]) -> tuple[str, RequestUsage]:
         history = self._reader.read(messages)

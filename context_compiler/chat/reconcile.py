@@ -11,14 +11,19 @@ from dataclasses import dataclass, replace
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolReturnPart, UserPromptPart
 
 from context_compiler.chat.transcript import TranscriptTurn
+from context_compiler.messages.history import reader_of
 from context_compiler.messages.items import is_media, placeholder
+from context_compiler.messages.turns import NEAR, prompt_positions
 from context_compiler.paths import unify_lines
+from context_compiler.tokens import as_counter
 
 TEXT_BREAK = "\n\n"
 """Separator between two texts of one answer in a transcript."""
 
 FINAL = "Final result processed."
 """Text of the tool return that the host adds after structured output."""
+
+_READER = reader_of(as_counter(None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +46,9 @@ class Reconciled:
 def visible_turns(messages: Sequence[ModelMessage]) -> list[TranscriptTurn]:
     """Return the turns of a history as its user saw them: prompts and answer texts only."""
     turns: list[TranscriptTurn] = []
-    for message in messages:
+    for index, message in enumerate(messages):
         if isinstance(message, ModelRequest):
-            prompts = [part for part in message.parts if isinstance(part, UserPromptPart)]
+            prompts = _prompts(messages, index)
             turns += [TranscriptTurn(user=_prompt_text(part), when=part.timestamp) for part in prompts]
             continue
         texts = [unify_lines(part.content) for part in message.parts if isinstance(part, TextPart) and part.content]
@@ -57,9 +62,19 @@ def visible_turns(messages: Sequence[ModelMessage]) -> list[TranscriptTurn]:
 def last_turn(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
     """Return the messages from the last prompt to the end; empty if there is no prompt."""
     for index in range(len(messages) - 1, -1, -1):
-        if any(isinstance(part, UserPromptPart) for part in messages[index].parts):
+        if _prompts(messages, index):
             return messages[index:]
     return ()
+
+
+def _prompts(messages: Sequence[ModelMessage], index: int) -> list[UserPromptPart]:
+    """Return the prompts in a message. What a tool returned beside its result is none: its user did not write it."""
+    parts = messages[index].parts
+    prompts = [part for part in parts if isinstance(part, UserPromptPart)]
+    if not prompts or not any(isinstance(part, ToolReturnPart) for part in parts):
+        return prompts  # most messages need not be read, which takes long
+    start = max(0, index - NEAR)
+    return prompts if index - start in prompt_positions(messages[start : index + 1], _READER) else []
 
 
 def _prompt_text(part: UserPromptPart) -> str:
@@ -87,22 +102,25 @@ def reconcile(
     """
     shared = min(len(recorded), len(written))
     prompt_rest = _prompt_rest(recorded, written)
-    if shared and recorded[shared - 1].user != written[shared - 1].user + prompt_rest:
-        index = next(index for index in range(shared) if recorded[index].user != written[index].user)
-        return Reconciled(messages=list(messages), conflict=index + 1)
+    prompts = [*(turn.user for turn in written[:-1]), *(turn.user + prompt_rest for turn in written[-1:])]
+    edited = [index for index in range(shared) if recorded[index].user != prompts[index]]
+    conflict = edited[0] + 1 if edited else 0
+    if shared - 1 in edited:
+        return Reconciled(messages=list(messages), conflict=conflict)
     if len(written) > len(recorded):
         answer = _interrupted_answer(messages, recorded, written[: len(recorded)])
         more = [message for turn in written[len(recorded) :] for message in _as_messages(turn)]
-        return Reconciled(messages=[*messages, *answer, *more])
+        return Reconciled(messages=[*messages, *answer, *more], conflict=conflict)
+    answer_rest = _answer_rest(recorded, written)
+    answer_begun = bool(written) and written[-1].assistant is not None
+    if answer_rest and answer_begun and written[-1].is_ended:  # it was not cut off: someone has removed the rest
+        return Reconciled(messages=list(messages), conflict=conflict or len(written))
     if len(recorded) > len(written):
         merged = Reconciled(messages=list(messages), missing=tuple(recorded[len(written) :]))
     else:
         merged = Reconciled(messages=[*messages, *_interrupted_answer(messages, recorded, written)])
     return replace(
-        merged,
-        prompt_rest=prompt_rest,
-        answer_rest=_answer_rest(recorded, written),
-        answer_begun=bool(written) and written[-1].assistant is not None,
+        merged, prompt_rest=prompt_rest, answer_rest=answer_rest, answer_begun=answer_begun, conflict=conflict
     )
 
 

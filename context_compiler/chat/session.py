@@ -201,7 +201,7 @@ class ChatSession:
         notice: Called with each message for the user, one line.
         clock: Source of the current time.
         arguments: Further arguments of `ContextCompiler`, such as `budget`, `model` and `background`; `vault_name` is
-            that of `vault`.
+            that of `vault`. `redact`, and a `record` other than `"full"`, are refused.
 
     Raises:
         SettingsError: a value is invalid.
@@ -231,6 +231,7 @@ class ChatSession:
         self.last: Reply | None = None
         self.usage = Usage()
         self._notice: Callable[[str], None] = notice or (lambda _: None)
+        check_recording(arguments.get("record", "full"), arguments.get("redact"))
         opened = open_store(store)
         if owner is not None:
             if not isinstance(opened, Tenants):
@@ -425,6 +426,20 @@ class ChatSession:
         if key not in self._errors_before | self._errors:
             self._notice(f"{error}" if isinstance(error, BudgetError) else f"{error}; the conversation continues")
         self._errors.add(key)
+
+
+def check_recording(record: object = "full", redact: object = None) -> None:
+    """Check that nothing is to be left out of what a chat stores, because it continues from that.
+
+    Raises:
+        SettingsError: `record` is not `"full"`, or there is a `redact`.
+    """
+    for name, value, allowed in (("record", record, "full"), ("redact", redact, None)):
+        if value != allowed:
+            raise SettingsError(
+                f"{name}={value!r:.80}: a chat stores all of its text, from which it continues; leave {name} out,"
+                " or use a ContextCompiler without a chat"
+            )
 
 
 def _both(own: Callable[[Any], None], other: Any) -> Any:

@@ -166,7 +166,7 @@ class SessionStorage:
                 f"{self.transcript.path}: turn {merged.conflict} differs from the record; the record is used,"
                 " and the file is left as it is"
             )
-        if writing:  # the rest of a write that was cut short; a conflict has none
+        if writing:  # the rest of a write that was cut short; there is none if the last turns differ
             if merged.prompt_rest:
                 self.transcript.complete_prompt(merged.prompt_rest)
             if merged.answer_rest:

@@ -67,6 +67,8 @@ class TranscriptTurn:
     assistant: str | None = None
     """Answer; None if there was none."""
     when: datetime | None = None
+    is_ended: bool = True
+    """False if the file stops within the last block of the turn."""
 
 
 class Transcript:
@@ -167,14 +169,15 @@ class Transcript:
         """Read every turn, oldest first; empty if the file cannot be read.
 
         Args:
-            recorded: Turns from the record. If the file has the same number of turns, only its last one is parsed.
+            recorded: Turns from the record. If the file has as many turns with the same prompts, only its last turn is
+                parsed, and the other answers are those of the record.
         """
         try:
             text = decode_text(self.path.read_bytes(), "replace")
         except OSError:
             return []
         self.foreign = bool(text.strip()) and TURN_START not in text and not text.startswith(HEADING)
-        if recorded and text.count(TURN_START) == len(recorded):
+        if recorded and text.count(TURN_START) == len(recorded) and _has_prompts(text, recorded[:-1]):
             return [*recorded[:-1], *parse(text[text.rfind(TURN_START) :])]
         return parse(text)
 
@@ -321,13 +324,27 @@ def parse(text: str) -> list[TranscriptTurn]:
             when = _time(marker[2])
             continue
         stop = markers[index + 1].start() if index + 1 < len(markers) else len(text)
-        block = text[min(marker.end() + 2, stop) : stop].removesuffix(BLOCK_END)
-        content = _ESCAPED.sub(r"\1", block)
+        block = text[min(marker.end() + 2, stop) : stop]
+        is_ended = block.endswith(BLOCK_END)
+        content = _ESCAPED.sub(r"\1", block.removesuffix(BLOCK_END))
         if marker[1] == "User":
-            turns.append(TranscriptTurn(user=content, when=when))
+            turns.append(TranscriptTurn(user=content, when=when, is_ended=is_ended))
         elif turns:
-            turns[-1] = replace(turns[-1], assistant=(turns[-1].assistant or "") + content)
+            answer = (turns[-1].assistant or "") + content
+            turns[-1] = replace(turns[-1], assistant=answer, is_ended=is_ended)
     return turns
+
+
+def _has_prompts(text: str, turns: Sequence[TranscriptTurn]) -> bool:
+    """True if a transcript begins with turns that have the same prompts; nothing else of it is compared."""
+    stop = 0
+    for turn in turns:
+        start = text.find(TURN_START, stop) + len(TURN_START)
+        prompt = f"\n{escape(turn.user)}{BLOCK_END}"
+        stop = start + len(prompt)
+        if not text.startswith(prompt, start) or _MARKER.match(text, stop) is None:
+            return False
+    return True
 
 
 def _time(line: str) -> datetime | None:

@@ -27,6 +27,7 @@ from context_compiler.errors import SettingsError
 from context_compiler.paths import install_command, vault_of
 from context_compiler.record.browse import newest_request
 from context_compiler.record.files import other_records
+from context_compiler.settings import variable
 
 app = group("Browse the record in a web browser.")
 
@@ -90,8 +91,8 @@ def serve(
         _check(db, owner)
     chat = chat or (not owner and getattr(ctx.get_parameter_source("model"), "name", "") == "COMMANDLINE")
     vault = vault_of(vault, owner)
-    if chat and isinstance(db, Path):  # so that the pages beside the chat can be read at once
-        with_record(lambda store: store.sessions(), db, "", writing=True)
+    if chat:
+        _prepare_chats(db)
     listener = _listen(host, port)
     local = host in ("127.0.0.1", "localhost", "::1")
     token = None if local else secrets.token_urlsafe(24)
@@ -135,6 +136,17 @@ def _url(host: str, port: int, token: str | None, find: str) -> str:
 def missing_for_serve() -> list[str]:
     """Return the packages that `serve` needs but that are not installed."""
     return [name for name in NEEDS if find_spec(name) is None]
+
+
+def _prepare_chats(db: Path | str) -> None:
+    """Create the record, so that the pages beside a chat can be read at once.
+
+    Raises:
+        SettingsError: a setting says that less than everything is recorded.
+    """
+    import_module("context_compiler.chat.session").check_recording(os.environ.get(variable("record")) or "full")
+    if isinstance(db, Path):
+        with_record(lambda store: store.sessions(), db, "", writing=True)
 
 
 def _chats(model: str, **settings: Any) -> Any:

@@ -241,7 +241,8 @@ def layer_texts(node: str | Need, state: Mapping[str, Any]) -> dict[str, str]:
         else format_reasoning_for_prompt(context["reasoning"], FORMATS[need.reasoning]),
     }
     if need.do_not_read:
-        texts["do_not_read"] = format_entity_context(context["entity"], "do_not_read")
+        registry = registry_of(state["id_registry"])
+        texts["do_not_read"] = format_entity_context(context["entity"], "do_not_read", data=registry)
     if need.curation:
         texts["curation"] = format_curation(context["curation"])
     if need.results:

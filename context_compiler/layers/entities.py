@@ -144,14 +144,15 @@ def format_entity_context(
     Args:
         ctx: The entities by tier.
         mode: full (Act), refs_and_labels and do_not_read (Think), reply (Reply), or curation (Understand).
-        data: Content by ref that replaces `ctx.data`, or the registry that contains it; only `full` shows it.
+        data: Content by ref that replaces `ctx.data`, or the registry that contains it. `full` shows it, and
+            `do_not_read` leaves out updated entities without it.
 
     Raises:
         LayersError: The mode is unknown, or `ctx` is not an `EntityContext`.
     """
     wanted, ctx = check_mode(mode), parse_layer(EntityContext, ctx, "entities")
     if wanted == "do_not_read":
-        return _do_not_read(ctx)
+        return _do_not_read(ctx, None if data is None else _content_texts(data))
     if wanted == "full":
         blocks = _full_sections(ctx, _content_texts(ctx.data if data is None else data))
     elif wanted == "refs_and_labels":
@@ -173,8 +174,15 @@ def _not_deleted(entities: list[EntitySnapshot]) -> list[EntitySnapshot]:
     return [entity for entity in entities if entity.status != "deleted"]
 
 
-def _do_not_read(ctx: EntityContext) -> str:
-    refs = sorted({entity.ref for entity in _not_deleted([*ctx.active, *ctx.generated])}, key=ref_sort_key)
+def _do_not_read(ctx: EntityContext, content: Callable[[str], object] | None) -> str:
+    refs = sorted(
+        {
+            entity.ref
+            for entity in _not_deleted([*ctx.active, *ctx.generated])
+            if content is None or entity.status != "updated" or content(entity.ref) is not None
+        },
+        key=ref_sort_key,
+    )
     return f"DO NOT re-read: {', '.join(map(label, refs))}" if refs else ""
 
 

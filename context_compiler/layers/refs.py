@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 from unicodedata import normalize
@@ -230,7 +230,25 @@ def is_recursive(data: object, ancestors: Ancestors) -> bool:
     return len(ancestors) >= MAX_DEPTH or id(data) in ancestors
 
 
+def as_json_types(data: object) -> object:
+    """Return data as JSON knows it: models, dataclasses and named tuples as mappings, sets as lists, the rest as text.
+
+    What cannot be converted, for example because it contains itself, becomes an ellipsis.
+    """
+    if isinstance(data, tuple) and callable(as_mapping := getattr(cast(object, data), "_asdict", None)):
+        return as_mapping()
+    if data is None or isinstance(data, str | int | float | Mapping | list | tuple):
+        return cast(object, data)
+    if isinstance(data, Generator):  # reading it would leave nothing of it for the application
+        return ELLIPSIS
+    try:
+        return to_jsonable_python(data, by_alias=False, bytes_mode="base64", fallback=_as_json)
+    except (ValueError, RecursionError):
+        return ELLIPSIS
+
+
 def _mask(data: object, refs: Refs, type: str, ancestors: Ancestors) -> object:
+    data = as_json_types(data)
     if isinstance(data, str):
         return _mask_text(refs.replace_uuids(data))
     if isinstance(data, Mapping | list | tuple) and is_recursive(cast(object, data), ancestors):
@@ -242,9 +260,7 @@ def _mask(data: object, refs: Refs, type: str, ancestors: Ancestors) -> object:
         # A call is a tuple of tool, table and rows.
         kind = str(items[1]) if isinstance(data, tuple) and len(items) == 3 and isinstance(items[1], str) else type
         return [_mask(item, refs, kind, (*ancestors, id(items))) for item in items]
-    if data is None or isinstance(data, bool | int | float):
-        return data
-    return _mask_text(refs.replace_uuids(str(data)))
+    return data
 
 
 def _mask_text(text: str) -> str:
@@ -266,8 +282,9 @@ def _mask_row(row: Mapping[object, Any], refs: Refs, type: str, ancestors: Ances
 
 def _mask_field(name: str, value: object, refs: Refs, ancestors: Ancestors) -> object:
     """Return the masked value of a field; the id of another entity becomes its ref."""
-    if name.endswith("_id") and isinstance(value, str | int) and not isinstance(value, bool):
-        if ref := refs.of(name[:-3], value):
+    value = as_json_types(value)
+    if name.endswith("_id") and isinstance(value, str | int | float) and not isinstance(value, bool):
+        if ref := refs.of(name[:-3], value) or refs.by_uuid(str(value)):
             return ref
         return value if isinstance(value, str) and refs.knows(value, name[:-3]) else ID_PLACEHOLDER
     if name.endswith("_ids") and isinstance(value, list | tuple):

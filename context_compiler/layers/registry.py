@@ -105,14 +105,12 @@ class SessionIdRegistry:
         return self._register(type, id, label, "created", data)
 
     def register_updated(self, type: str, id: object, label: str = "", *, data: object = None) -> str:
-        """Register a changed entity; return its ref."""
+        """Register a changed entity; return its ref. Without `data`, its content is unknown until it is read again."""
         return self._register(type, id, label, "updated", data)
 
     def register_deleted(self, type: str, id: object, label: str = "") -> str:
         """Register a deleted entity; return its ref, which can still be mentioned."""
-        ref = self._register(type, id, label, "deleted", None)
-        self._data.pop(ref, None)
-        return ref
+        return self._register(type, id, label, "deleted", None)
 
     def register_linked(self, type: str, id: object, label: str = "", *, data: object = None) -> str:
         """Register an entity linked to another; return its ref."""
@@ -293,6 +291,8 @@ class SessionIdRegistry:
         self._put(ref, type, label, status)
         if data is not None:
             self._data[ref] = to_plain_data(data, f"the content of {ref}")
+        elif status in ("updated", "deleted"):  # what is stored is how it was before
+            self._data.pop(ref, None)
         return ref
 
     def _put(self, ref: str, type: str, label: str, status: Status) -> None:

@@ -24,7 +24,7 @@ from context_compiler.layers.turn import TurnState, get_current_curation
 from context_compiler.record.database import Moment
 from context_compiler.record.rows import Removed
 from context_compiler.record.store import SQLStore, Store, Tenants, open_store
-from context_compiler.resilience import await_within, call, try_await
+from context_compiler.resilience import SharedLock, await_within, call, try_await
 
 CACHED_SESSIONS = 8
 """Number of sessions whose stored state stays parsed in memory."""
@@ -83,6 +83,8 @@ class Layers:
         """States by session that could not be stored yet, each with the version that it follows."""
         self._first_tried: dict[str, Moment] = {}
         """Moment of the first attempt to store each of these."""
+        self._saving: WeakValueDictionary[str, SharedLock] = WeakValueDictionary()
+        """One lock per session whose state is being stored: the next one follows what is stored then."""
         self._cache: Memo[str, _CachedState] = Memo(CACHED_SESSIONS)
         self._scoped: WeakValueDictionary[str, Layers] = WeakValueDictionary()
 
@@ -167,29 +169,36 @@ class Layers:
 
         If the state is not stored yet, this tries again to store it.
         """
-        if (unsaved := self._unsaved.get(check_session_id(session_id))) is not None:
-            await self._save(session_id, unsaved)
+        await self._save_unsaved(check_session_id(session_id))
         return self._unsaved.get(session_id) or await self.store.layers(session_id, self.vault_name) or (None, 0)
 
-    async def save(
-        self,
-        session_id: str,
-        conversation: ConversationContext,
-        registry: SessionIdRegistry,
-        after: int,
-        *,
-        strict: bool = True,
-    ) -> None:
-        """Store the state of a session that follows version `after`; if the store fails, keep it to try again later.
+    async def save(self, turn: Turn, conversation: ConversationContext, registry: SessionIdRegistry) -> None:
+        """Store the state of a session after a turn; if the store fails, keep it to try again later.
 
         Raises:
-            StoreError: Another process has stored a turn of the session since; unless `strict`, that is reported.
+            StoreError: Another process has stored a turn of the session since; if the turn began without reading the
+                store, that is reported.
         """
+        session_id = turn.session_id
         kept = from_json(to_json({**conversation, "id_registry": {}}))
         text = to_json({**kept, "id_registry": registry.to_dict()})
         kept["id_registry"] = StoredEntities(registry)
-        self._cache.keep(session_id, _CachedState(text=text, version=after, conversation=kept, registry=registry))
-        await self._save(session_id, (text, after), strict=strict)
+        cached = _CachedState(text=text, version=turn.version, conversation=kept, registry=registry)
+        self._cache.keep(session_id, cached)
+        await self._save_next(session_id, lambda: (text, turn.version), strict=turn.was_read)
+
+    async def _save_unsaved(self, session_id: str) -> None:
+        """Try again to store the state of a session, if it is not stored yet."""
+        if session_id in self._unsaved:
+            await self._save_next(session_id, lambda: self._unsaved.get(session_id))
+
+    async def _save_next(self, session_id: str, state: Callable[[], Stored | None], *, strict: bool = False) -> None:
+        """Store a state, which is asked for once no other state of the session is being stored."""
+        async with self._saving.setdefault(session_id, SharedLock()):
+            newest = state()
+            fault = None if newest is None else await self._save(session_id, newest, strict=strict)
+        if fault is not None:  # after the lock, because `on_error` may read the session
+            await self.report(*fault)
 
     async def _store(self, session_id: str, state: Stored) -> int:
         """Store a state and return its version.
@@ -202,10 +211,13 @@ class Layers:
             store = store.late(tried)
         return await store.save_layers(session_id, self.vault_name, text, after=version)
 
-    async def _save(self, session_id: str, state: Stored, *, strict: bool = False) -> None:
+    async def _save(self, session_id: str, state: Stored, *, strict: bool) -> tuple[str, Exception] | None:
         """Store a state. If that fails, keep it to try again, unless the stored state has changed or was deleted.
 
-        If `strict`, a changed stored state raises the store's error; otherwise it is reported.
+        If `strict`, a changed stored state raises the store's error.
+
+        Returns:
+            What to report, if it could not be stored.
         """
         now = Moment()
         stored = await try_await(self._store(session_id, state))
@@ -217,20 +229,19 @@ class Layers:
             return self._note_version(session_id, state, stored.value or 0)
         if isinstance(error, Removed):
             gone = f"session {session_id!r}: something was deleted meanwhile, maybe its layers; the turn is not stored"
-            return await self.report("the end of a turn", StoreError(gone))
+            return "the end of a turn", StoreError(gone)
         newest = await try_await(self.store.layers(session_id, self.vault_name))
         version = newest.value[1] if newest.value is not None else 0
         if newest.error is not None or version == state[1]:
             self._unsaved[session_id], self._first_tried[session_id] = state, tried
             _WITH_UNSAVED.add(self)
-            await self.report(f"session {session_id!r}: its layers are kept in memory until they can be stored", error)
-        elif version == 0:
-            gone = StoreError(f"session {session_id!r}: its layers were deleted meanwhile; the turn is not stored")
-            await self.report("the end of a turn", gone)
-        elif strict:
+            return f"session {session_id!r}: its layers are kept in memory until they can be stored", error
+        if version == 0:
+            gone = f"session {session_id!r}: its layers were deleted meanwhile; the turn is not stored"
+            return "the end of a turn", StoreError(gone)
+        if strict:
             raise error
-        else:
-            await self.report(f"session {session_id!r}: a turn that could not be stored in time is lost", error)
+        return f"session {session_id!r}: a turn that could not be stored in time is lost", error
 
     def _note_version(self, session_id: str, state: Stored, version: int) -> None:
         """Note the version of a state that has been stored, from which a turn in progress may have begun."""
@@ -288,8 +299,8 @@ class Layers:
     async def close(self) -> None:
         """Try to store all unsaved states, and close the store's connections, which reopen on use."""
         for layers in (*self._scoped.values(), self):
-            for session_id, unsaved in list(layers._unsaved.items()):
-                await layers._save(session_id, unsaved)
+            for session_id in list(layers._unsaved):
+                await layers._save_unsaved(session_id)
         await self.store.close()
 
 
@@ -362,7 +373,8 @@ class Turn:
         self._lock: asyncio.Lock | None = None
         self.version = 0
         """Version of the session's state from which the turn began."""
-        self._was_read = True
+        self.was_read = True
+        """False if the turn began without reading the store."""
 
     async def __aenter__(self) -> Turn:
         """Wait for the previous turn, and begin from the stored state.
@@ -381,7 +393,7 @@ class Turn:
         self._lock = lock
         try:
             message = self.state.get("user_message", "")
-            self.state, self.version, self._was_read = await self.layers.begin_or_report(self.session_id, message)
+            self.state, self.version, self.was_read = await self.layers.begin_or_report(self.session_id, message)
             self.layers.open_turn(self)
             self.is_open = True
             _ACTIVE_TURNS.set((*(turn for turn in _ACTIVE_TURNS.get() if turn.is_open), self))
@@ -405,7 +417,7 @@ class Turn:
             if error is None or isinstance(error, Exception):
                 state, layers = cast("Mapping[str, Any]", self.state), self.layers
                 stored, registry = await end_turn(state, ask=layers.ask, timeout=layers.timeout)
-                await layers.save(self.session_id, stored, registry, self.version, strict=self._was_read)
+                await layers.save(self, stored, registry)
         finally:
             self.is_open = False
             self.layers.close_turn(self)

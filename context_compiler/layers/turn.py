@@ -20,7 +20,7 @@ from context_compiler.layers.models import (
     list_field,
     text_field,
 )
-from context_compiler.layers.refs import Ancestors, is_recursive, mask_data, single_line
+from context_compiler.layers.refs import Ancestors, as_json_types, is_recursive, mask_data, single_line
 from context_compiler.layers.registry import SessionIdRegistry, registry_of
 
 WISH_PATTERNS = (
@@ -309,6 +309,7 @@ def _rows(value: object) -> Sequence[object]:
 
 def _iter_refs(result: object, type: str, registry: SessionIdRegistry, ancestors: Ancestors = ()) -> Iterator[str]:
     """Iterate over the refs of all entities in a result, in order of occurrence."""
+    result = as_json_types(result)
     if is_recursive(result, ancestors):
         return
     inside = (*ancestors, id(result))
@@ -331,7 +332,7 @@ def _row_refs(row: Mapping[str, Any], type: str, registry: SessionIdRegistry, an
         ref = _ref_of(registry, type, row["id"]) or _ref_of(registry, "", row["id"])
     if ref:
         yield ref
-    for inner in row.values():
+    for inner in map(as_json_types, row.values()):
         if isinstance(inner, list | tuple):
             yield from _iter_refs(list(cast("Sequence[object]", inner)), "", registry, ancestors)
 

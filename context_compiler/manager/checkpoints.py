@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
 from weakref import WeakKeyDictionary
@@ -64,8 +64,12 @@ class Checkpoints:
             self._committed[commit] = kept
         return commit
 
-    async def restore(self, commit: str | None) -> Session:
+    async def restore(self, commit: str | None, prepare: Callable[[], Awaitable[object]] | None = None) -> Session:
         """Restore the memory of a checkpoint, and return its session.
+
+        Args:
+            commit: Id of the checkpoint.
+            prepare: Called once the session was found; if it raises, nothing is restored.
 
         Raises:
             SettingsError: There is no repository.
@@ -83,6 +87,8 @@ class Checkpoints:
             session = None if saved is None else restore_session(saved, self._reader)
         if session is None:
             raise ContextMemoryError(f"commit {commit} contains no session; `log` lists the other commits")
+        if prepare is not None:
+            await prepare()
         await within(self._timeout, "checkout", self._repo.checkout(commit))
         return session
 

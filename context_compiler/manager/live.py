@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from itertools import dropwhile
 from typing import Any
 
 from pydantic_ai import RunContext
@@ -27,12 +26,12 @@ from context_compiler.manager.session import (
     context_messages,
     make_turn,
     split_turns,
-    starts_turn,
     with_turn,
 )
 from context_compiler.manager.summary import Charge
 from context_compiler.manager.turns import TurnProcessor
 from context_compiler.messages.history import History
+from context_compiler.messages.turns import prompt_at, prompt_positions
 from context_compiler.middleware.overflow import RetryModelRequest
 from context_compiler.middleware.processor import MAX_RUNS, messages_after, tag_view
 from context_compiler.middleware.request import charge_run
@@ -142,7 +141,8 @@ class ManagedHistory:
             return messages[seen:] if seen else new_messages(self._processor, messages), key
         news = messages_after(messages, mark["responses"], mark["tail"])
         if progress is None and (key := self._turn_of(mark["tip"])) is None:
-            return list(dropwhile(lambda message: not starts_turn(message, self._processor.reader), news)), None
+            prompts = prompt_positions(news, self._processor.reader)
+            return news[prompts[0] :] if prompts else (), None
         return news, key
 
     def _turn_of(self, tip: str) -> int | None:
@@ -177,8 +177,8 @@ def new_messages(processor: TurnProcessor, messages: Sequence[ModelMessage]) -> 
         return messages[position + 1 :]
     if not processor.session.turns:
         return messages
-    prompts = [index for index, message in enumerate(messages) if starts_turn(message, processor.reader)]
-    return messages[prompts[-1] :] if prompts else ()
+    prompt = prompt_at(history)
+    return () if prompt is None else messages[prompt:]
 
 
 def _read_history(processor: TurnProcessor, messages: Sequence[ModelMessage]) -> History:
@@ -207,7 +207,7 @@ async def prepare_request(
         fresh, key = news()
         taken = _read_history(processor, seen).tip
         own = _extract_system_prompts(processor, fresh)
-        prompts = [index for index, message in enumerate(own) if starts_turn(message, processor.reader)]
+        prompts = prompt_positions(own, processor.reader)
         if prompts:
             _add_missed_turns(processor, own[: prompts[-1]], key)
             processor.llm.charge = charge
@@ -267,7 +267,7 @@ def _extract_system_prompts(processor: TurnProcessor, messages: Sequence[ModelMe
 def _add_missed_turns(processor: TurnProcessor, messages: Sequence[ModelMessage], key: int | None) -> None:
     """Add turns that took place without the manager; messages that belong to the previous turn are added to it."""
     for group in split_turns(messages, processor.reader):
-        if starts_turn(group[0], processor.reader) or not processor.session.turns:
+        if processor.reader.one(group[0]).has_prompt or not processor.session.turns:
             turn = make_turn(answered_prefix(group, processor.reader), processor.reader, open=False)
             if turn.messages:
                 processor.session = replace(processor.session, turns=(*processor.session.turns, turn))

@@ -199,13 +199,15 @@ class ContextManager:
 
         Raises:
             SettingsError: The message is not a string.
-            Exception: Any error of the repository; then nothing has changed.
+            Exception: Any error of the memory or repository, such as that another manager has saved the session since;
+                then nothing is committed, unless the error came when the session was saved with its new checkpoint.
         """
         check_text("message", message, empty=True)
         async with self._processor.lock:
             await self._processor.load()
+            await self._processor.save()  # refused if another manager has saved since, before anything is committed
             commit = await self._processor.checkpoint(message)
-            await self._processor.save_or_report()
+            await self._processor.save()
             return commit
 
     async def rollback(self, commit: str | None = None) -> RollbackResult:
@@ -216,8 +218,9 @@ class ContextManager:
         Raises:
             SettingsError: Versioning is not enabled.
             ContextMemoryError: There is no checkpoint, or no such commit.
-            Exception: Any error of the repository; then memory, session and checkpoints are unchanged. However, a call
-                that exceeded `timeout` may still restore the memory later.
+            Exception: Any error of the memory or repository, such as that another manager has saved the session since;
+                then memory, session and checkpoints are unchanged, unless the error came when the restored session was
+                saved. However, a call that exceeded `timeout` may still restore the memory later.
         """
         async with self._processor.lock:
             if commit is None:
@@ -225,7 +228,7 @@ class ContextManager:
             else:  # a failure to load is only reported, because a rollback can repair a damaged session
                 await self._processor.reporter.attempt("resuming the session", self._processor.load(), [])
             done = await self._processor.rollback(commit)
-            await self._processor.save_or_report()
+            await self._processor.save()
             return done
 
     async def resume(self) -> bool:

@@ -34,7 +34,7 @@ from context_compiler.manager.results import SCORED, GroundedContext, Match, Mem
 from context_compiler.messages.bodies import load_messages, message_body
 from context_compiler.messages.fences import QUOTED_TITLE, fence, neutralize
 from context_compiler.messages.history import Reader
-from context_compiler.messages.turns import pair
+from context_compiler.messages.turns import pair, prompt_positions
 from context_compiler.middleware.arguments import SHIPPED, Arguments, Terms
 from context_compiler.settings import Settings
 from context_compiler.template import prompt_text
@@ -102,11 +102,6 @@ class Session:
         return self.turns[self.covered :]
 
 
-def starts_turn(message: ModelMessage, reader: Reader) -> bool:
-    """True if the message contains a user prompt, which begins a turn."""
-    return isinstance(message, ModelRequest) and reader.one(message).has_prompt
-
-
 KEYS = count()
 
 
@@ -121,8 +116,8 @@ def make_turn(messages: Sequence[ModelMessage], reader: Reader, *, open: bool, k
 
 
 def split_turns(messages: Sequence[ModelMessage], reader: Reader) -> list[Sequence[ModelMessage]]:
-    """Split messages into turns; messages before the first prompt are a turn too."""
-    starts = sorted({0, *(index for index, message in enumerate(messages) if starts_turn(message, reader))})
+    """Split messages into turns, each from a user prompt on; messages before the first one are a turn too."""
+    starts = sorted({0, *prompt_positions(messages, reader)})
     return [messages[start:stop] for start, stop in pairwise([*starts, len(messages)]) if start < stop]
 
 

@@ -216,10 +216,12 @@ class TurnProcessor:
     async def rollback(self, commit: str | None = None, *, staying: int | None = None) -> RollbackResult:
         """Restore a commit; None means the newest checkpoint that was not used yet. A failure changes nothing.
 
-        Turns in progress on an agent and the turn with the key `staying` are kept, because they are not answered yet.
+        The session is saved first, which is refused if another manager has saved it since: the memory must not go back
+        without the session. Turns in progress on an agent and the turn with the key `staying` are kept, because they
+        are not answered yet.
         """
         commit = self.session.checkpoint if commit is None else commit
-        restored = await self.checkpoints.restore(commit)
+        restored = await self.checkpoints.restore(commit, self.save if self.loaded else None)
         before = self.session.turns
         stays = tuple(turn for turn in before if turn.key == staying or turn.key in self.live)
         turns = tuple(

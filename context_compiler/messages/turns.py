@@ -15,9 +15,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
-from context_compiler.messages.history import History, Reading
+from context_compiler.messages.history import History, Reader, Reading
 from context_compiler.messages.items import Kind
+
+if TYPE_CHECKING:  # as in `history`
+    from pydantic_ai.messages import ModelMessage
 
 OUTPUT = "final_result"
 """Prefix of the names of tools through which a run returns its output."""
@@ -284,8 +288,18 @@ def prompt_at(history: History) -> int | None:
 
 def is_prompt(history: History, index: int) -> bool:
     """True if a message is a user's prompt, and not one whose user parts a tool of the same run returned."""
-    own = history.readings[index]
-    return own.has_prompt and not (own.beside_results and continues_run(history, index))
+    return _is_prompt(history.readings, index)
+
+
+def prompt_positions(messages: Sequence[ModelMessage], reader: Reader) -> list[int]:
+    """Positions of the user prompts in messages that need no `History`; see `is_prompt`."""
+    readings = [*map(reader.one, messages)]
+    return [index for index in range(len(readings)) if _is_prompt(readings, index)]
+
+
+def _is_prompt(readings: Sequence[Reading], index: int) -> bool:
+    own = readings[index]
+    return own.has_prompt and not (own.beside_results and _continues_run(readings, index))
 
 
 def has_prompt(history: History, group: Group) -> bool:
@@ -295,8 +309,12 @@ def has_prompt(history: History, group: Group) -> bool:
 
 def continues_run(history: History, index: int) -> bool:
     """True if a message is of the same run as the one before it; False if either run is unknown."""
-    own = history.readings[index].run_id
-    before = (reading.run_id for reading in reversed(history.readings[max(0, index - NEAR) : index]))
+    return _continues_run(history.readings, index)
+
+
+def _continues_run(readings: Sequence[Reading], index: int) -> bool:
+    own = readings[index].run_id
+    before = (reading.run_id for reading in reversed(readings[max(0, index - NEAR) : index]))
     return own is not None and own == next(filter(None, before), None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pydantic_ai import Agent
+from pydantic_ai import Agent, ToolReturn
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart, ToolReturnPart
 
 from context_compiler import ContextCompiler, SQLiteStore
@@ -42,6 +42,14 @@ async def test_the_calls_are_made_before_each_answer(tmp_path: Path, streams: bo
         assert made(history) == ["a.py", "b.py"] * (turn + 1)
     results = [part.content for message in history for part in message.parts if isinstance(part, ToolReturnPart)]
     assert results == ["content of a.py", "content of b.py"] * 3
+
+
+async def test_text_beside_a_result_does_not_begin_the_calls_again() -> None:
+    def read_file(path: str) -> ToolReturn:
+        return ToolReturn(f"content of {path}", content=f"Please read {path} again.")
+
+    done = await Agent(ScriptedModel(delay=0, calls=CALLS), tools=[read_file]).run("Question?")
+    assert made(done.all_messages()) == ["a.py", "b.py"]
 
 
 async def test_a_summary_needs_no_tools(tmp_path: Path) -> None:

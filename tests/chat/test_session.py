@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from pydantic_ai import Agent, Tool
@@ -328,6 +329,14 @@ async def test_a_wrong_value_is_refused_when_a_chat_is_made(room: Room) -> None:
     room.chat(Model(), reflections=ReflectionPolicy(keep=1))
     with pytest.raises(TypeError, match="bugdet"):
         room.chat(Model(), bugdet=1_000)
+
+
+@pytest.mark.parametrize("wish", [{"record": "metadata"}, {"record": "off"}, {"redact": str.upper}])
+def test_a_chat_that_may_not_store_its_text_is_refused(wish: dict[str, Any], room: Room) -> None:
+    with pytest.raises(SettingsError, match=r"stores all of its text.*leave (record|redact) out"):
+        room.chat(Model(), **wish)
+    assert not list(room.path.iterdir())
+    room.chat(Model(), record="full", redact=None)
 
 
 async def test_a_chat_takes_the_arguments_of_the_compiler(room: Room) -> None:

@@ -226,3 +226,11 @@ def test_a_vault_that_does_not_exist_yet_is_created_with_a_note(cc: Command, tmp
     said = talk(cc, "Hello.", args=("--vault", "notse"))
     assert said.code == 0 and said.err == "note: notse: no such folder; it is created for this chat\n"
     assert "no such folder" not in talk(cc, "Hello.", args=("--vault", "notse")).err
+
+
+@pytest.mark.parametrize("command", [SCRIPTED, ("serve", "--chat", "--model", "scripted")])
+def test_a_chat_does_not_go_against_a_settings_file_that_records_less(command: tuple[str, ...], cc: Command) -> None:
+    Path("context_compiler.toml").write_text('record = "off"\n')
+    said = cc(*command, input="What about the queue?\n")
+    assert said.code and "record='off': a chat stores all of its text" in said.err
+    assert not Path("system").exists()

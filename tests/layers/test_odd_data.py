@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from uuid import UUID as UUIDType
 
 import pytest
+from pydantic import BaseModel
 
 from context_compiler.errors import LayersError
 from context_compiler.layers import (
@@ -177,3 +181,64 @@ async def test_a_task_that_would_wait_for_its_own_turn_is_refused(tmp_path: Path
         assert turn.number == 2
     for layers in (first, second):
         await layers.close()
+
+
+class Recipe(BaseModel):
+    id: int
+    author_id: float
+    name: str
+
+
+@dataclass
+class RecipeRow:
+    id: int
+    author_id: Decimal
+    name: str
+
+
+class RecipeTuple(NamedTuple):
+    id: int
+    author_id: int
+    name: str
+
+
+ROWS: list[Any] = [
+    Recipe(id=4711, author_id=815, name="Soup"),
+    RecipeRow(4711, Decimal(815), "Soup"),
+    RecipeTuple(4711, 815, "Soup"),
+    {"id": 4711, "author_id": 815.0, "name": "Soup"},
+]
+
+
+@pytest.mark.parametrize("row", ROWS)
+async def test_ids_never_show_whatever_the_class_of_a_row(layers: Layers, row: Any) -> None:
+    async with layers.turn("s", "hello") as turn:
+        turn.registry.register_read("recipes", 4711, "Soup")
+        turn.did("read", "Find it", subdomain="recipes", result=[row])
+        assert turn.context("act")["step_results"]["1"] == [{"ref": "recipe_1", "author_id": "[id]", "name": "Soup"}]
+        assert turn.context("act")["reasoning"][0].entities_involved == ["recipe_1"]
+        shown = turn.prompt("act", "go on")
+    assert "Soup" in shown and "4711" not in shown and "815" not in shown
+
+
+async def test_ids_never_show_in_sets_and_nested_models(layers: Layers) -> None:
+    rows = {"recipe_ids": {4711}, "best": Recipe(id=4711, author_id=815, name="Soup"), "base_recipe_id": UUIDType(UUID)}
+    async with layers.turn("s", "hello") as turn:
+        turn.registry.register_read("recipes", 4711, "Soup")
+        turn.registry.register_read("recipes", UUID, "Stew")
+        turn.did("read", "Find them", result=rows)
+        assert turn.context("act")["step_results"]["1"] == {
+            "recipe_ids": ["recipe_1"],
+            "best": {"author_id": "[id]", "name": "Soup"},
+            "base_recipe_id": "recipe_2",
+        }
+
+
+async def test_a_model_that_contains_itself_and_a_generator_do_not_end_the_turn(layers: Layers) -> None:
+    row = RecipeRow(4711, Decimal(815), "Soup")
+    row.name = row  # pyright: ignore[reportAttributeAccessIssue] # wrong on purpose
+    numbers = (number for number in range(3))
+    async with layers.turn("s", "hello") as turn:
+        turn.did("read", "look", result=[row, numbers, b"\xff"])
+        assert turn.context("act")["step_results"]["1"] == ["…", "…", "_w=="]
+    assert list(numbers) == [0, 1, 2]

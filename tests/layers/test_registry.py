@@ -258,3 +258,18 @@ def test_content_is_rendered_again_when_an_id_in_it_becomes_known() -> None:
     entities.drop(ref)
     shown = layer_texts("act", state)["entity"]
     assert "goes with beer" in shown and "Riesling" not in shown
+
+
+def test_an_update_without_content_leaves_it_to_be_read_again() -> None:
+    entities = SessionIdRegistry()
+    entities.set_turn(1)
+    entities.register_read("recipes", 1, "Soup", data={"serves": 4})
+    state = {"id_registry": entities, "current_turn": 1}
+    entities.register_updated("recipes", 1)
+    assert "serves" not in layer_texts("act", state)["entity"]
+    assert layer_texts("think", state)["do_not_read"] == ""
+    entities.register_read("recipes", 1, "", data={"serves": 6})
+    assert '{"serves": 6}' in layer_texts("act", state)["entity"]
+    entities.register_updated("recipes", 1, data={"serves": 8})
+    assert '{"serves": 8}' in layer_texts("act", state)["entity"]
+    assert layer_texts("think", state)["do_not_read"] == "DO NOT re-read: recipe_1"

@@ -280,3 +280,61 @@ async def test_a_turn_in_progress_follows_the_one_that_is_stored_meanwhile(act: 
         turn.answered("done b")
     stored = await Layers(store).conversation("s")
     assert [turn["user"] for turn in stored["recent_turns"]] == ["a", "b"]
+
+
+class Slow(Flaky):
+    """A store that says late that it has saved something."""
+
+    pause = 0.0
+
+    async def save_layers(self, session_id: str, vault_name: str, state: str, *, after: int) -> int:
+        version = await super().save_layers(session_id, vault_name, state, after=after)
+        await asyncio.sleep(self.pause)
+        return version
+
+
+async def test_a_turn_that_ends_while_the_one_before_it_is_being_stored_follows_it() -> None:
+    errors: list[Exception] = []
+    store = Slow()
+    layers = Layers(store, on_error=errors.append)
+    await one_turn(layers, "s", "a")
+    store.down = True
+    await one_turn(layers, "s", "b")
+    async with layers.turn("s", "c") as turn:
+        turn.answered("done c")
+        store.down, store.pause = False, 0.2
+        reading = asyncio.create_task(layers.conversation("s"))
+        await asyncio.sleep(0.05)
+    await reading
+    stored = await Layers(store).conversation("s")
+    assert [turn["user"] for turn in stored["recent_turns"]] == ["a", "b", "c"]
+    assert not any("meanwhile" in str(error) for error in errors)
+
+
+async def test_two_reads_at_once_store_a_late_turn_once() -> None:
+    errors: list[Exception] = []
+    store = Slow()
+    layers = Layers(store, on_error=errors.append)
+    await one_turn(layers, "s", "a")
+    store.down = True
+    await one_turn(layers, "s", "b")
+    store.down, store.pause = False, 0.05
+    errors.clear()
+    read = await asyncio.gather(layers.conversation("s"), layers.conversation("s"))
+    assert [[turn["user"] for turn in state["recent_turns"]] for state in read] == [["a", "b"]] * 2
+    assert not errors
+
+
+async def test_the_function_for_errors_may_read_the_session() -> None:
+    read: list[int] = []
+    store = Flaky()
+
+    async def on_error(error: Exception) -> None:
+        store.down = False
+        read.append(len((await layers.conversation("s"))["recent_turns"]))
+
+    layers = Layers(store, on_error=on_error)
+    await one_turn(layers, "s", "a")
+    async with asyncio.timeout(300), layers.turn("s", "b"):
+        store.down = True
+    assert read == [2]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults, Tool
+from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults, Tool, ToolReturn
 from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart, ToolReturnPart
 
@@ -75,6 +75,20 @@ async def test_the_given_history_is_not_changed() -> None:
         other = (await plain.run(f"step {number}", message_history=other)).all_messages()
     assert unstamped(history) == unstamped(other)
     assert unstamped(manager.transcript()) == unstamped(history)
+
+
+@BOTH
+async def test_text_that_a_tool_returns_begins_no_turn(way: str) -> None:
+    def look() -> ToolReturn:
+        return ToolReturn("a page", content="What else is on the page?")
+
+    manager, talker = managed("none"), Talker([[("look", {})], "It is blank."])
+    done = await attached(way, manager, talker, tools=[look]).run("Look at the page.")
+    assert manager.turn_count == 1 and "Look at the page." in talker.last.text
+    restored, adopting = managed("none"), managed("none")
+    restored.load_json(manager.to_json())
+    await attached(way, adopting, Talker(), tools=[look]).run("And now?", message_history=done.all_messages())
+    assert (restored.turn_count, adopting.turn_count) == (1, 2)
 
 
 @BOTH

@@ -12,7 +12,7 @@ from pydantic_ai import Agent
 from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.errors import ContextMemoryError
+from context_compiler.errors import ContextMemoryError, StoreError
 from context_compiler.manager import ContextManager, SQLiteMemory
 from tests.manager.conftest import AnyMemory
 from tests.manager.fakes import Fragile, managed, said, talk
@@ -110,6 +110,49 @@ async def test_a_refused_save_does_not_move_the_transcript(tmp_path: Path) -> No
     assert await memories[0].store.verify() == ()
     for memory in memories:
         await memory.close()
+
+
+@pytest.mark.parametrize("step", ["checkpoint", "rollback"])
+async def test_a_manager_that_another_one_has_overtaken_changes_nothing(tmp_path: Path, step: str) -> None:
+    memories = [SQLiteMemory("s", tmp_path / "context.db") for _ in range(3)]
+    first, second, third = (managed("none", memory) for memory in memories)
+    await talk(first, 1)
+    await first.checkpoint("good")
+    await second.resume()
+    await memories[1].remember("The harbour is called Sund.")
+    assert (await second.process_turn("from the second")).trouble == ()
+    before, log = first.to_json(), await memories[2].log()
+    with pytest.raises(StoreError, match="another manager has kept it meanwhile"):
+        await getattr(first, step)()
+    assert first.to_json() == before and await memories[2].log() == log
+    assert await third.resume() and third.turn_count == 2
+    assert await memories[2].search("harbour", 1)
+    await first.resume()
+    await getattr(first, step)()
+    for memory in memories:
+        await memory.close()
+
+
+async def test_a_turn_does_not_roll_back_the_memory_of_another_manager(tmp_path: Path) -> None:
+    memories = [SQLiteMemory("s", tmp_path / "context.db") for _ in range(2)]
+    first = managed("none", memories[0], quality_threshold=1.0, auto_rollback=True)
+    second = managed("none", memories[1])
+    await talk(first, 1)
+    await first.checkpoint("good")
+    await second.resume()
+    await memories[1].remember("The harbour is called Sund.")
+    await second.process_turn("from the second")
+    result = await first.process_turn("from the first")
+    assert not result.rollback_triggered and "another manager has kept it meanwhile" in result.trouble[0]
+    assert await memories[1].search("harbour", 1)
+    for memory in memories:
+        await memory.close()
+
+
+async def test_a_failed_rollback_leaves_no_session_behind(memory: AnyMemory) -> None:
+    with pytest.raises(ContextMemoryError, match="No checkpoint"):
+        await managed("none", memory).rollback()
+    assert not await managed("none", memory).resume()
 
 
 async def test_a_turn_rolled_back_by_another_manager_does_not_return(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
 from importlib import import_module
@@ -17,6 +18,7 @@ from context_compiler.cli.options import DB, SYSTEM, AsOwner, Db, System, Vault,
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import one_line
 from context_compiler.cli.view_options import parse_budget, with_origin
+from context_compiler.settings import variable
 
 MODEL = "anthropic:claude-sonnet-5-5"
 DRAWN = 1.0
@@ -103,6 +105,7 @@ def chat(
         "every_turn": every_turn,
         "background": background,
         "compile_spend_limit": compile_spend_limit,
+        "record": os.environ.get(variable("record")) or "full",  # no option, but a settings file may have it
         "json": json,
     }
     level = log.level
