@@ -161,6 +161,10 @@ async def test_an_edit_of_the_file_is_detected(path: Path) -> None:
         ("UPDATE scores SET quality = 1.0", "scores 1"),
         ("UPDATE commits SET message = 'forged'", "commits"),
         ("DELETE FROM live_memories", "live_memories"),
+        ("UPDATE memories SET position = 7", "memories"),
+        ("UPDATE spaces SET state = state || ' '", "spaces 1"),
+        ("UPDATE spaces SET turns_tip = NULL", "spaces 1"),
+        ("UPDATE spaces SET head = NULL", "spaces 1"),
         ("UPDATE memories SET content = (SELECT hash FROM contents WHERE hash <> content LIMIT 1)", "memories"),
     ):
         path.unlink(missing_ok=True)
