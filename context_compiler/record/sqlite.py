@@ -186,8 +186,9 @@ class SQLiteDatabase(sqlite3.Connection):
         parameters = () if gone is None else (json.dumps(gone),)
         if self.execute(f"DELETE FROM messages_fts WHERE node {chosen}", parameters).rowcount:
             self.execute("INSERT INTO messages_fts (messages_fts) VALUES ('optimize')")
-        if self.execute("DELETE FROM memories_fts WHERE rowid NOT IN (SELECT id FROM live_memories)").rowcount:
-            self.execute("INSERT INTO memories_fts (memories_fts) VALUES ('optimize')")
+        self.execute("DELETE FROM memories_fts WHERE rowid NOT IN (SELECT id FROM live_memories)")
+        # Entries are removed with their sessions too, and stay in the segments of the index until these are merged.
+        self.execute("INSERT INTO memories_fts (memories_fts) VALUES ('optimize')")
 
     def check_structure(self) -> Iterator[str]:
         """Check pages, indexes and foreign keys."""

@@ -58,6 +58,14 @@ async def test_a_session_that_is_deleted_leaves_nothing_behind(path: Path) -> No
         assert ask(path, f"SELECT count(*) FROM {table}") == [(0,)], table
 
 
+async def test_a_deleted_memory_is_nowhere_in_the_files(path: Path) -> None:
+    store = SQLiteStore(path)
+    await SQLiteMemory("s", store).remember("The password is swordfish.")
+    await store.delete("s")
+    await store.close()
+    assert b"swordfish" not in path.read_bytes()
+
+
 async def test_pruning_takes_no_memory_away(path: Path) -> None:
     store = SQLiteStore(path)
     memory = SQLiteMemory("s", store)
