@@ -73,7 +73,6 @@ class SQLiteDatabase(sqlite3.Connection):
         removed by a query over these very columns.
         """
         self.execute("PRAGMA foreign_keys = OFF")
-        self.execute("PRAGMA secure_delete = ON")
         try:
             with self.lenient(), self.transaction():
                 broken = self._broken_references()
@@ -84,7 +83,6 @@ class SQLiteDatabase(sqlite3.Connection):
                 rows.add_to_counter(self, rows.UNEMPTIED, 1)
         finally:
             self.execute("PRAGMA foreign_keys = ON")
-            self.execute("PRAGMA secure_delete = OFF")
         if not self._empty_log():
             log.warning("removed data stays on disk until no other process is reading or writing this record")
 
