@@ -325,6 +325,7 @@ def _remove_messages(db: Database, tips: set[str], contents: set[str], followed:
         while name in led and (name := led[name]["parent"]) is not None and name not in kept:
             kept.add(name)
     gone = [name for name in led if name not in kept]
+    contents.update(content for copies in _copies(db, gone).values() for content in copies.values())
     _remove(db, "nodes", "id", gone)
     _remove(db, "copies", "node", gone)
     return gone
