@@ -139,6 +139,19 @@ async def test_an_unusable_summary_is_recorded(
     await memory.close()
 
 
+async def test_pruning_keeps_the_record_of_a_summary_until_it_is_older_than_the_age(path: Path) -> None:
+    memory = SQLiteMemory("s", path)
+    manager = managed(Scribe("A move was planned."), memory, recent_turns_to_keep=1)
+    await talk(manager, 3)
+    await manager.summarize()
+    for limits in ({"older_than_days": 365.0}, {"keep_last": 1}, {"older_than_days": 365.0, "keep_last": 1}):
+        await memory.store.prune(**limits)
+        assert len(await memory.store.summaries("s")) == 1, limits
+    await memory.store.prune(older_than_days=0.0)
+    assert await memory.store.summaries("s") == []
+    await memory.close()
+
+
 async def test_quotes_made_without_a_model_are_recorded(path: Path) -> None:
     memory = SQLiteMemory("s", path)
     manager = managed("none", memory, recent_turns_to_keep=1)
