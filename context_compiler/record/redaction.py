@@ -143,13 +143,16 @@ class Redactor:
         return {key if fixed else self(key): self._user_data(item, fixed=fixed) for key, item in fields.items()}
 
     def _file(self, data: str, media_type: str) -> str:
+        """Redact the text of a file; UTF-8 is text whatever its type, because the host sends JSON and XML as text."""
         try:
             content = base64.b64decode(data, altchars="-_", validate=True)
+            text = content.decode("utf-8", "replace" if media_type.startswith("text/") else "strict")
+        except UnicodeDecodeError:
+            return data
         except ValueError:
             return self(data)
-        if not media_type.startswith("text/"):
-            return data
-        return base64.urlsafe_b64encode(self(content.decode("utf-8", "replace")).encode("utf-8", "replace")).decode()
+        kept = self(text)
+        return data if kept == text else base64.urlsafe_b64encode(kept.encode("utf-8", "replace")).decode()
 
     def tools(self, text: str) -> str:
         """Redact the JSON text of tools: names, descriptions, and schemas including their keys."""
