@@ -131,7 +131,7 @@ class Archive:
         if self._arguments.record == "metadata":
             entry = without_content(entry)
         elif self._redactor is not None:
-            entry = self._redactor.entry(entry)
+            entry = self._redactor.entry(entry, self.conversation(record.session_id))
         else:
             if cycle is not None:
                 entry = replace(entry, cycle=StoredCycle(tip=cycle.needs, config=cycle.config, state=cycle.to_json()))
@@ -150,7 +150,8 @@ class Archive:
         """Save a raw history without a request: the last answer of a run extends it."""
 
         async def save(tried: Moment | None) -> None:
-            chain = self._redactor.chain(history.chain) if self._redactor else history.chain
+            redactor, chain = self._redactor, history.chain
+            chain = redactor.chain(chain, self.conversation(session_id)) if redactor else chain
             await self.access.store_for(tried).archive(session_id, self._arguments.place, chain)
 
         if self._arguments.record == "full":

@@ -39,6 +39,7 @@ KEYS = {
     "cycles": ("raw_tip", "config", "session"),
     "views": ("session", "run_id", "request_index", "raw_tip", "view_tip"),
     "layers": ("session",),
+    "spaces": ("session",),
     "scores": ("session", "turn_index", "created_at"),
     "conversations": ("session",),
     "actions": ("session", "number"),
@@ -206,7 +207,7 @@ def _write_page(db: Database, table: str, page: Sequence[Row], numbers: Numbers,
         values = f"({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) {IF_PRESENT.get(table, '')}"
         db.executemany(f"{verb} INTO {table} {values}", [[row[column] for column in columns] for row in new_rows])
         _note_versions(db, table, new_rows, versions)
-        return 0, {}, [row for row in new_rows if table in CHANGING and _differs(db, table, row)]
+        return 0, {}, []
 
 
 def _note_versions(db: Database, table: str, new_rows: Sequence[Row], versions: Versions) -> None:
@@ -241,13 +242,11 @@ def _target_row(db: Database, table: str, row: Row) -> Row:
     if table == "sessions":
         query, key = "SELECT * FROM sessions WHERE id = ?", [row["id"]]
     else:
-        names = KEYS.get(table, ("session",))
         query = (
-            f"SELECT t.{'rowid' if table in SEALED else 'session'} AS id, t.*, s.session_id, s.owner"
-            f" FROM {table} t JOIN sessions s ON s.id = t.session"
-            f" WHERE {' AND '.join(f't.{name} = ?' for name in names)}"
+            f"SELECT t.rowid AS id, t.*, s.session_id, s.owner FROM {table} t JOIN sessions s ON s.id = t.session"
+            f" WHERE {' AND '.join(f't.{name} = ?' for name in KEYS[table])}"
         )
-        key = [row[name] for name in names]
+        key = [row[name] for name in KEYS[table]]
     return rows.mapping(db.execute(query, key).fetchone())
 
 
@@ -274,20 +273,18 @@ def _has_diverged(db: Database, table: str, current: Row, row: Row) -> bool:
 
 def _update(db: Database, table: str, current: Row, row: Row) -> None:
     values = {column: row[column] for column in CHANGING[table]}
-    if table in SEALED:
-        new = {**current, **values}
-        values["seal"] = rows.seal(current["id"], [new[column] for column in SEALED[table]])
-    key = "rowid" if table in SEALED else "session"
+    new = {**current, **values}
+    values["seal"] = rows.seal(current["id"], [new[column] for column in SEALED[table]])
     with db.transaction():
         if table == "cycles":  # insert it again, because the newest cycle must have the highest number
             db.execute("DELETE FROM cycles WHERE rowid = ?", (current["id"],))
             insert(db, "cycles", [row[column] for column in SEALED["cycles"]])
             return
         if table == "spaces":
-            unindex(db, "session = ?", current["id"])
-            db.execute("DELETE FROM live_memories WHERE session = ?", (current["id"],))
+            unindex(db, "session = ?", current["session"])
+            db.execute("DELETE FROM live_memories WHERE session = ?", (current["session"],))
         settings = ", ".join(f"{column} = ?" for column in values)
-        db.execute(f"UPDATE {table} SET {settings} WHERE {key} = ?", (*values.values(), current["id"]))
+        db.execute(f"UPDATE {table} SET {settings} WHERE rowid = ?", (*values.values(), current["id"]))
 
 
 def _keep_reachable(db: Database, table: str, current: Row, row: Row) -> None:

@@ -16,7 +16,6 @@ NO_NULLS: frozenset[int] = frozenset()
 
 NUMBERS: Mapping[str, str] = {
     "contents": "hash",
-    "spaces": "session",
     "messages_fts": "number",
     **dict.fromkeys(UNNAMED_NUMBERS, "rowid"),
 }

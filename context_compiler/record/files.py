@@ -282,6 +282,7 @@ def _writer(path: Path) -> FileDatabase:
 
 def _prepare(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA foreign_keys = ON")
+    db.execute("PRAGMA secure_delete = ON")  # in every write: SQLite leaves copies of rows that are deleted later
     patience = time.monotonic() + GRACE_S
     while True:
         try:

@@ -30,8 +30,8 @@ EXPORTED = tuple(table for table in COLUMNS if table not in OF_THIS_RECORD)
 NAMED = {"contents": "hash", "nodes": "id", "memories": "id"}
 """Tables whose rows belong to the owner in the prefix of a name, and the column with that name."""
 
-KEYS = {"copies": ("session", "node"), "spaces": ("session",)}
-"""Columns that name a row of the tables without a hash or number."""
+KEYS = {"copies": ("session", "node")}
+"""Columns that name a row of the table without a hash or number."""
 
 Damaged = Callable[[str], object]
 """Function that receives the place of a row that cannot be read, and what is wrong."""
@@ -262,6 +262,8 @@ def check_memories(db: Database) -> Iterator[str]:
         name = ids.chain_id(without_prefix(row["parent"]), without_prefix(row["content"]))
         if prefix_of(row["content"]) + name != row["id"]:
             yield f"memories {row['id']}: the name does not match the content and parent"
+        if row["position"] != row["due"]:
+            yield f"memories {row['id']}: position {row['position']} is not its parent's plus one"
 
     def check_commit(row: Any) -> Iterator[str]:
         if commit_id(row["session_id"], rows.mapping(row)) != without_prefix(row["id"]):
@@ -272,7 +274,8 @@ def check_memories(db: Database) -> Iterator[str]:
         if {memory["memory"] for memory in live} != set(memory_diff(db, None, row["memory_tip"])[1]):
             yield f"live_memories {row['session']}: they do not match the memory of the session"
 
-    yield from _each("memories {id}", db.execute("SELECT * FROM memories"), check_memory)
+    query = "SELECT m.*, ifnull(p.position, -1) + 1 AS due FROM memories m LEFT JOIN memories p ON p.id = m.parent"
+    yield from _each("memories {id}", db.execute(query), check_memory)
     commits = db.execute("SELECT c.*, s.session_id FROM commits c JOIN sessions s ON s.id = c.session")
     yield from _each("commits {id}", commits, check_commit)
     yield from _each("spaces {session}", db.execute("SELECT session, memory_tip FROM spaces"), check_space)

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
 from context_compiler.cache import Memo
 from context_compiler.errors import StoreError
-from context_compiler.ids import RENDERED, identity_facts, view_message_id
+from context_compiler.ids import RENDERED, blob_id, identity_facts, view_message_id
 from context_compiler.record.values import Chain, Compile, Entry, MessageChain, with_null_reasons
 from context_compiler.resilience import attempt
 
 Redact = Callable[[str], str]
 """A function that returns the part of a string that may be recorded."""
+
+Redacted = tuple[str, bytes, str, str]
+"""A redacted message: its id, its JSON, its searchable text, and a hash of the JSON before the redaction."""
+
+NEWEST = 2
+"""Messages at the end of a chain that may have names of others, which were deleted since they were redacted."""
 
 CACHE_SIZE = 50_000_000
 """Maximum size of the cache of redacted messages: bytes of JSON plus characters of searchable text."""
@@ -58,12 +64,12 @@ class RedactionError(StoreError):
 
 
 class Redactor:
-    """Redacts chains, each message only once; the ids of redacted messages are computed from the redacted content."""
+    """Redacts chains, each message of a conversation only once; ids are computed from the redacted content."""
 
     def __init__(self, redact: Redact) -> None:
         """Create a redactor that applies `redact` to every text."""
         self.redact = redact
-        self._done: Memo[str, tuple[str, bytes, str]] = Memo(CACHE_SIZE, lambda done: len(done[1]) + len(done[2]))
+        self._done: Memo[tuple[Hashable, str], Redacted] = Memo(CACHE_SIZE, lambda done: len(done[1]) + len(done[2]))
         self._tools: Memo[str, str] = Memo(TOOLSETS)
 
     def __call__(self, text: str) -> str:
@@ -78,10 +84,10 @@ class Redactor:
             raise RedactionError(f"redact= raised {kind}, so this is not recorded") from outcome.error
         return outcome.value if isinstance(outcome.value, str) else ""
 
-    def entry(self, entry: Entry) -> Entry:
-        """Redact a request, its chains, its compile and its tools."""
+    def entry(self, entry: Entry, conversation: Hashable) -> Entry:
+        """Redact a request of a conversation, its chains, its compile and its tools."""
         record, row, tools = entry.record, entry.compile, entry.tools
-        raw, view = (None if chain is None else self.chain(chain) for chain in (entry.raw, entry.view))
+        raw, view = (None if chain is None else self.chain(chain, conversation) for chain in (entry.raw, entry.view))
         kept = replace(
             record,
             raw_tip=raw.ids[-1] if raw and raw.ids else None,
@@ -92,20 +98,25 @@ class Redactor:
             row = self.compile(row, dict(zip(entry.raw.ids, raw.ids, strict=True)))
         return Entry(record=kept, raw=raw, view=view, compile=row, tools=tools and self.tools(tools))
 
-    def chain(self, chain: Chain) -> MessageChain:
-        """Redact every message of a chain."""
-        kept: list[tuple[str, bytes, str]] = []
+    def chain(self, chain: Chain, conversation: Hashable = None) -> MessageChain:
+        """Redact every message of a chain of a conversation.
+
+        Others may have messages of the same names with other times, run ids, metadata and renderings.
+        """
+        kept: list[Redacted] = []
         for index, name in enumerate(chain.ids):
-            done = self._done.get(name)
-            if done is None:
-                body = json.dumps(self._host_data(json.loads(chain.body(index))), ensure_ascii=False).encode()
+            done = self._done.get((conversation, name))
+            is_newest = index >= len(chain.ids) - NEWEST
+            if done is None or (is_newest and done[3] != blob_id(chain.body(index))):
+                before = chain.body(index)
+                body = json.dumps(self._host_data(json.loads(before)), ensure_ascii=False).encode()
                 facts = identity_facts(body)
                 rendering = facts.rendering if name.startswith(RENDERED) else ""
                 own = view_message_id(kept[-1][0] if kept else None, facts.exact, rendering)
-                done = own, body, self(chain.text(index))
-                self._done.keep(name, done)
+                done = own, body, self(chain.text(index)), blob_id(before)
+                self._done.keep((conversation, name), done)
             kept.append(done)
-        ids, bodies, texts = zip(*kept, strict=True) if kept else ((), (), ())
+        ids, bodies, texts, _ = zip(*kept, strict=True) if kept else ((), (), (), ())
         return MessageChain(ids=ids, bodies=bodies, texts=texts)
 
     def _host_data(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -145,13 +156,16 @@ class Redactor:
         return {key if fixed else self(key): self._user_data(item, fixed=fixed) for key, item in fields.items()}
 
     def _file(self, data: str, media_type: str) -> str:
+        """Redact the text of a file; UTF-8 is text whatever its type, because the host sends JSON and XML as text."""
         try:
             content = base64.b64decode(data, altchars="-_", validate=True)
+            text = content.decode("utf-8", "replace" if media_type.startswith("text/") else "strict")
+        except UnicodeDecodeError:
+            return data
         except ValueError:
             return self(data)
-        if not media_type.startswith("text/"):
-            return data
-        return base64.urlsafe_b64encode(self(content.decode("utf-8", "replace")).encode("utf-8", "replace")).decode()
+        kept = self(text)
+        return data if kept == text else base64.urlsafe_b64encode(kept.encode("utf-8", "replace")).decode()
 
     def tools(self, text: str) -> str:
         """Redact the JSON text of tools: names, descriptions, and schemas including their keys."""

@@ -133,7 +133,9 @@ SELECT c.id FROM context_summaries c WHERE c.session IN ({SESSIONS})
 AND NOT EXISTS (SELECT 1 FROM views v WHERE v.summary = c.id)
 AND NOT EXISTS (SELECT 1 FROM actions a WHERE a.summary = c.id)
 AND NOT EXISTS (SELECT 1 FROM views v WHERE v.session = c.session AND v.turn_index = c.turn_index)
+AND (c.created_at < ?2 OR NOT EXISTS (SELECT 1 FROM spaces p WHERE p.session = c.session))
 """
+"""Compiles that nothing uses; of a managed session, whose summaries no request names, those made before `?2`."""
 OLD_CYCLES = f"""
 SELECT rowid FROM cycles
 WHERE rowid IN (SELECT rowid FROM cycles EXCEPT SELECT max(rowid) FROM cycles GROUP BY session, config)
@@ -325,6 +327,7 @@ def _remove_messages(db: Database, tips: set[str], contents: set[str], followed:
         while name in led and (name := led[name]["parent"]) is not None and name not in kept:
             kept.add(name)
     gone = [name for name in led if name not in kept]
+    contents.update(content for copies in _copies(db, gone).values() for content in copies.values())
     _remove(db, "nodes", "id", gone)
     _remove(db, "copies", "node", gone)
     return gone
@@ -371,7 +374,7 @@ def prune(db: Database, *, older_than_days: float | None = None, keep_last: int 
     query, arguments = (OLD_VIEWS, (owner, age, keep_last)) if keep_last else (AGED, (owner, age))
     old_views = partial(_numbers, db, query, arguments)
     old_cycles = partial(_numbers, db, OLD_CYCLES, (owner,))
-    unused = partial(_numbers, db, UNUSED_SUMMARIES, (owner,))
+    unused = partial(_numbers, db, UNUSED_SUMMARIES, (owner, age))
     with db.snapshot():
         if limited and not is_recent and not (old_views() or old_cycles() or unused()):
             return 0

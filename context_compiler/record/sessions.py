@@ -25,6 +25,7 @@ from context_compiler.record.queries import (
     insert,
     keep_body,
     read_chain,
+    reseal,
     session_key,
     session_row,
 )
@@ -218,7 +219,7 @@ def remember(db: Database, name: str, text: str, index_terms: IndexTerms, newest
     body = rows.to_bytes(text)
     content, terms = stored_name(db, ids.blob_id(body)), index_terms(text)
     with archiving(db, name, "", NO_TURNS) as session:
-        tip = _space(db, session)["memory_tip"]
+        space = _space(db, session)
         existing = db.execute(
             "SELECT m.id FROM memories m JOIN live_memories l ON l.memory = m.id WHERE m.content = ? AND l.session = ?",
             (content, session),
@@ -226,12 +227,13 @@ def remember(db: Database, name: str, text: str, index_terms: IndexTerms, newest
         if existing is not None:
             _index_newest(db, session, existing["id"], text, index_terms, newest)
             return without_prefix(existing["id"])
+        tip = space["memory_tip"]
         memory = stored_name(db, ids.chain_id(without_prefix(tip), without_prefix(content)))
         keep_body(db, body)
         row = (memory, tip, content, _position(db, tip) + 1, rows.stamp(datetime.now(UTC)))
         db.execute("INSERT OR IGNORE INTO memories VALUES (?, ?, ?, ?, ?)", row)
         make_live(db, session, memory, terms)
-        db.execute("UPDATE spaces SET memory_tip = ? WHERE session = ?", (memory, session))
+        _update_space(db, space, memory_tip=memory)
         _index_newest(db, session, memory, text, index_terms, newest)
         return without_prefix(memory)
 
@@ -265,7 +267,7 @@ def commit(
             f"INSERT INTO commits (id, session, {', '.join(COMMIT)}) VALUES (?, ?{', ?' * len(COMMIT)})",
             (commit, session, *(columns[column] for column in COMMIT)),
         )
-        db.execute("UPDATE spaces SET head = ? WHERE session = ?", (commit, session))
+        _update_space(db, space, head=commit)
         return without_prefix(commit)
 
 
@@ -280,7 +282,8 @@ def checkout(db: Database, name: str, commit: str, index_terms: IndexTerms, newe
     with db.transaction():
         row = find_commit(db, name, commit)
         session = row["session"]
-        removed, added = memory_diff(db, _space(db, session)["memory_tip"], row["memory_tip"])
+        space = _space(db, session)
+        removed, added = memory_diff(db, space["memory_tip"], row["memory_tip"])
         for memory in removed:
             unindex(db, "session = ? AND memory = ?", session, memory)
             db.execute("DELETE FROM live_memories WHERE session = ? AND memory = ?", (session, memory))
@@ -296,8 +299,7 @@ def checkout(db: Database, name: str, commit: str, index_terms: IndexTerms, newe
             last = next((entry for entry in texts if entry[1].startswith(newest)), None)
             if last is not None:
                 _index_newest(db, session, *last, index_terms, newest)
-        head = (row["memory_tip"], row["id"], session)
-        db.execute("UPDATE spaces SET memory_tip = ?, head = ? WHERE session = ?", head)
+        _update_space(db, space, memory_tip=row["memory_tip"], head=row["id"])
 
 
 def commit_log(db: Database, name: str, limit: int | None) -> list[rows.Row]:
@@ -374,12 +376,12 @@ def save_session(
     """
     tip = stored_name(db, rows.tip_of(turns))
     with archiving(db, name, "", turns) as session:
-        _space(db, session)
+        space = _space(db, session)
         if session_state(db, name) not in (None, after):
             raise StoreError(
                 f"session {name!r}: another manager has kept it meanwhile; call `resume` to continue from that state"
             )
-        db.execute("UPDATE spaces SET turns_tip = ?, state = ? WHERE session = ?", (tip, state, session))
+        _update_space(db, space, turns_tip=tip, state=state)
         if compile is not None:
             compile_row(db, compile, session)
         if score is not None:
@@ -422,11 +424,16 @@ def scores(db: Database, name: str | None) -> list[rows.Row]:
 
 def _space(db: Database, session: int) -> Any:
     """Return the `spaces` row of a session, inserting it on first use, and lock it until the transaction ends."""
-    db.execute(
-        "INSERT INTO spaces (session) VALUES (?) ON CONFLICT (session) DO UPDATE SET session = excluded.session",
-        (session,),
-    )
-    return db.execute("SELECT * FROM spaces WHERE session = ?", (session,)).fetchone()
+    if not db.execute("UPDATE spaces SET session = session WHERE session = ?", (session,)).rowcount:
+        insert(db, "spaces", (session, None, None, None, None))
+    return db.execute("SELECT rowid AS number, memory_tip, head FROM spaces WHERE session = ?", (session,)).fetchone()
+
+
+def _update_space(db: Database, space: Any, **values: rows.Column) -> None:
+    """Change columns of a `spaces` row that `_space` returned."""
+    settings = ", ".join(f"{column} = ?" for column in values)
+    db.execute(f"UPDATE spaces SET {settings} WHERE rowid = ?", (*values.values(), space["number"]))
+    reseal(db, "spaces", space["number"])
 
 
 def _saved_space(db: Database, name: str) -> Any:

@@ -73,7 +73,6 @@ class SQLiteDatabase(sqlite3.Connection):
         removed by a query over these very columns.
         """
         self.execute("PRAGMA foreign_keys = OFF")
-        self.execute("PRAGMA secure_delete = ON")
         try:
             with self.lenient(), self.transaction():
                 broken = self._broken_references()
@@ -84,7 +83,6 @@ class SQLiteDatabase(sqlite3.Connection):
                 rows.add_to_counter(self, rows.UNEMPTIED, 1)
         finally:
             self.execute("PRAGMA foreign_keys = ON")
-            self.execute("PRAGMA secure_delete = OFF")
         if not self._empty_log():
             log.warning("removed data stays on disk until no other process is reading or writing this record")
 
@@ -186,8 +184,9 @@ class SQLiteDatabase(sqlite3.Connection):
         parameters = () if gone is None else (json.dumps(gone),)
         if self.execute(f"DELETE FROM messages_fts WHERE node {chosen}", parameters).rowcount:
             self.execute("INSERT INTO messages_fts (messages_fts) VALUES ('optimize')")
-        if self.execute("DELETE FROM memories_fts WHERE rowid NOT IN (SELECT id FROM live_memories)").rowcount:
-            self.execute("INSERT INTO memories_fts (memories_fts) VALUES ('optimize')")
+        self.execute("DELETE FROM memories_fts WHERE rowid NOT IN (SELECT id FROM live_memories)")
+        # Entries are removed with their sessions too, and stay in the segments of the index until these are merged.
+        self.execute("INSERT INTO memories_fts (memories_fts) VALUES ('optimize')")
 
     def check_structure(self) -> Iterator[str]:
         """Check pages, indexes and foreign keys."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-VERSION = 14
+VERSION = 15
 """Version of the tables, in SQLite and in PostgreSQL. Each change of them raises it."""
 
 STATEMENTS = (
@@ -164,11 +164,12 @@ STATEMENTS = (
         created_at NAME NOT NULL
     ) WITHOUT ROWID""",
     """CREATE TABLE spaces (             -- where a session's memory and turns are now
-        session INTEGER PRIMARY KEY REFERENCES sessions(id),
+        session INTEGER NOT NULL UNIQUE REFERENCES sessions(id),
         memory_tip NAME REFERENCES memories(id),
         head NAME REFERENCES commits(id),
         turns_tip NAME,
-        state TEXT
+        state TEXT,
+        seal TEXT NOT NULL
     )""",
     """CREATE TABLE scores (
         id INTEGER PRIMARY KEY,

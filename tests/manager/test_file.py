@@ -58,6 +58,14 @@ async def test_a_session_that_is_deleted_leaves_nothing_behind(path: Path) -> No
         assert ask(path, f"SELECT count(*) FROM {table}") == [(0,)], table
 
 
+async def test_a_deleted_memory_is_nowhere_in_the_files(path: Path) -> None:
+    store = SQLiteStore(path)
+    await SQLiteMemory("s", store).remember("The password is swordfish.")
+    await store.delete("s")
+    await store.close()
+    assert b"swordfish" not in path.read_bytes()
+
+
 async def test_pruning_takes_no_memory_away(path: Path) -> None:
     store = SQLiteStore(path)
     memory = SQLiteMemory("s", store)
@@ -131,6 +139,19 @@ async def test_an_unusable_summary_is_recorded(
     await memory.close()
 
 
+async def test_pruning_keeps_the_record_of_a_summary_until_it_is_older_than_the_age(path: Path) -> None:
+    memory = SQLiteMemory("s", path)
+    manager = managed(Scribe("A move was planned."), memory, recent_turns_to_keep=1)
+    await talk(manager, 3)
+    await manager.summarize()
+    for limits in ({"older_than_days": 365.0}, {"keep_last": 1}, {"older_than_days": 365.0, "keep_last": 1}):
+        await memory.store.prune(**limits)
+        assert len(await memory.store.summaries("s")) == 1, limits
+    await memory.store.prune(older_than_days=0.0)
+    assert await memory.store.summaries("s") == []
+    await memory.close()
+
+
 async def test_quotes_made_without_a_model_are_recorded(path: Path) -> None:
     memory = SQLiteMemory("s", path)
     manager = managed("none", memory, recent_turns_to_keep=1)
@@ -161,6 +182,10 @@ async def test_an_edit_of_the_file_is_detected(path: Path) -> None:
         ("UPDATE scores SET quality = 1.0", "scores 1"),
         ("UPDATE commits SET message = 'forged'", "commits"),
         ("DELETE FROM live_memories", "live_memories"),
+        ("UPDATE memories SET position = 7", "memories"),
+        ("UPDATE spaces SET state = state || ' '", "spaces 1"),
+        ("UPDATE spaces SET turns_tip = NULL", "spaces 1"),
+        ("UPDATE spaces SET head = NULL", "spaces 1"),
         ("UPDATE memories SET content = (SELECT hash FROM contents WHERE hash <> content LIMIT 1)", "memories"),
     ):
         path.unlink(missing_ok=True)

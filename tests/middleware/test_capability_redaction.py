@@ -101,6 +101,19 @@ async def test_redacted_text_is_nowhere_in_the_file(tmp_path: Path) -> None:
     assert SECRET in kept.talker.last.text, "the model is told everything"
 
 
+async def test_files_in_utf_8_are_redacted_whatever_their_type(tmp_path: Path) -> None:
+    binary, latin = b"\x89PNG " + SECRET.encode(), "café".encode("latin-1")
+    files = [
+        BinaryContent(json.dumps({"key": SECRET}).encode(), media_type="application/json"),
+        BinaryContent(binary, media_type="image/png"),
+        BinaryContent(latin, media_type="text/plain"),
+    ]
+    kept = Kept(tmp_path, redact=redact)
+    await kept.turn("look", history=[user("these files", *files), assistant("ok.")], conversation_id="mine")
+    content: Any = (await kept.ours.transcript("mine"))[0].parts[0].content
+    assert [file.data for file in content[1:]] == [b'{"key": "[gone]"}', binary, latin]
+
+
 def _asked() -> Any:
     return assistant(call("look", "s", path=SECRET, **{SECRET: "x"}))
 

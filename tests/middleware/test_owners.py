@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent
+from pydantic_ai import Agent, RunContext
 from pydantic_ai.capabilities import ProcessHistory
 
 from context_compiler import (
@@ -104,6 +104,36 @@ async def test_a_window_is_joined_only_with_messages_of_its_owner(tmp_path: Path
         for capability in (first, compiler(owner=tenant, store=tmp_path / "context.db", budget=30_000)):
             talker, _ = await ask(capability, owner, message_history=window)
             assert (len(talker.last.messages) > len(window) + 1) == joined
+
+
+async def test_a_redacted_message_is_stored_as_its_own_conversation_has_it() -> None:
+    capability = compiler(owner=tenant, store=MemoryStore(), redact=lambda text: text)
+    agent = Agent(Talker().model, deps_type=str, capabilities=[capability])
+    agent.system_prompt(dynamic=True)(name_owner)
+    for owner in ("ann", "bob"):
+        for name in ("chat", "other"):
+            result = await agent.run("Hello.", deps=owner, conversation_id=name)
+            stored = await capability.transcript(name, owner=owner)
+            assert f"You talk with {owner}." in str(stored)
+            assert [message.run_id for message in stored] == [message.run_id for message in result.all_messages()]
+
+
+async def test_a_redacted_conversation_that_begins_again_contains_nothing_that_was_deleted() -> None:
+    store = MemoryStore()
+    capability = compiler(store=store, redact=lambda text: text)
+    talker = Talker([[("look", {"path": "a"})], "ok."] * 2)
+    agent = Agent(talker.model, deps_type=str, tools=[look], capabilities=[capability])
+    agent.system_prompt(dynamic=True)(name_owner)
+    for user in ("ann", "bob"):
+        await store.delete("chat")
+        result = await agent.run("Hello.", deps=user, conversation_id="chat")
+        stored = await capability.transcript("chat")
+        assert f"You talk with {user}." in str(stored)
+        assert [message.run_id for message in stored] == [message.run_id for message in result.all_messages()]
+
+
+def name_owner(ctx: RunContext[str]) -> str:
+    return f"You talk with {ctx.deps}."
 
 
 async def test_views_and_transcripts_are_those_of_the_named_owner(tmp_path: Path) -> None:

@@ -171,6 +171,14 @@ async def test_runs_that_ended_before_a_time_are_pruned_and_others_stay(open_sto
     await store.close()
 
 
+async def test_pruning_with_an_unlimited_age_deletes_no_run(open_store: Open) -> None:
+    store = open_store()
+    await run_pipeline(graph("start->done"), runs=store, run_id="ended")
+    assert await prune_runs(store, older_than_days=1e12) == []
+    assert [info.run_id for info in await store.runs()] == ["ended"]
+    await store.close()
+
+
 async def test_pruning_many_runs_rewrites_the_file_once(
     left: Left, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,17 @@ async def test_deleting_a_conversation_leaves_no_copy_that_a_later_one_replaced(
     assert [row async for row in store.export()] == before
 
 
+async def test_a_copy_that_its_conversation_no_longer_leads_to_is_removed_with_the_message(store: Store):
+    ours, theirs = Talk("the password"), Talk("the password", when=LATER)
+    await store.save(request(ours, session_id="ours"))
+    await store.save(request(theirs, session_id="theirs"))
+    await store.save(request(Talk("another beginning"), session_id="theirs"))
+    assert await store.prune(keep_last=1) == 1
+    await store.delete("ours")
+    await store.delete("theirs")
+    assert await bodies(store) == set()
+
+
 async def test_a_cycle_configuration_finds_only_its_own_cycles(store: Store):
     raw = Talk(*"abcdef")
     await store.save(request(raw, cycle=cycle(raw.ids[2], "wide", "wide")))

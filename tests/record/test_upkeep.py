@@ -286,6 +286,15 @@ async def test_a_deleted_text_is_nowhere_in_the_files(file: SQLiteStore, tmp_pat
     assert b"swordfish" not in everything(tmp_path)
 
 
+async def test_a_text_that_sqlite_moved_before_its_deletion_is_nowhere_in_the_files(file: SQLiteStore, tmp_path: Path):
+    await file.save(request(Talk("the password is swordfish"), session_id="secret"))
+    for number in range(100):
+        await file.delete("nobody")
+        await file.save(request(Talk(f"question {number}"), session_id="other", run_id=str(number)))
+    await file.delete("secret")
+    assert b"swordfish" not in everything(tmp_path)
+
+
 async def test_a_text_that_others_read_during_its_deletion_is_overwritten_when_any_process_saves(tmp_path: Path):
     agent = SQLiteStore(tmp_path / "context.db")
     await agent.save(request(Talk("the password is swordfish"), session_id="secret"))

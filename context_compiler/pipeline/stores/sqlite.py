@@ -8,7 +8,6 @@ import re
 import sqlite3
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
-from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from context_compiler.paths import make_private
 from context_compiler.pipeline.stores import Lost, RunStore, is_owned, own_run
 from context_compiler.pipeline.stores.sql import STATEMENTS, VERSION, SQLRuns, Statement
 from context_compiler.record.files import File, FileDatabase
-from context_compiler.record.rows import transaction
+from context_compiler.record.rows import days_ago, transaction
 from context_compiler.record.sqlite import decode_leniently
 
 log = logging.getLogger("context_compiler.pipeline")
@@ -139,8 +138,7 @@ async def prune_runs(store: RunStore, *, older_than_days: float) -> list[str]:
     Returns:
         Ids of the deleted runs, without the ids of their children.
     """
-    before = (datetime.now(UTC) - timedelta(days=older_than_days)).isoformat(timespec="milliseconds")
-    infos = await store.runs()
+    before, infos = days_ago(older_than_days), await store.runs()
     run_ids = {info.run_id for info in infos}
     old = [info for info in infos if info.status in ("success", "fail") and info.updated_at < before]
     delete = store.remove if isinstance(store, SQLiteRuns) else store.delete
