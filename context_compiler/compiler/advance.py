@@ -286,7 +286,7 @@ def _start_shapes(plan: Plan, previous: Cycle | None) -> list[Shape | None]:
     if previous is not None:
         shapes[: previous.decided] = [None] * previous.decided
         for index, shape in previous.kept:
-            asked = index >= plan.outline.active.start and is_prompt(history, index) and not shape.bare
+            asked = index >= plan.outline.active.start and is_prompt(history.readings, index) and not shape.bare
             shapes[index] = replace(shape, limit=None, prompt=None, ref="") if asked else shape
     if plan.policy.tool_history != "paired":
         start, alone = plan.outline.active.start, lone_loads(history)

@@ -263,7 +263,7 @@ class Draft:
     def untouchable(self) -> int:
         """Tokens of the messages that no threshold removes: pins, prompts of the current turn, the newest exchange."""
         active = self.outline.active
-        prompts = (index for index in range(active.start, active.stop) if is_prompt(self.history, index))
+        prompts = (index for index in range(active.start, active.stop) if is_prompt(self.history.readings, index))
         return sum(self.costs[index] for index in {*self.pins, *prompts, *newest_exchange(self)})
 
     def before_active(self) -> range:
@@ -300,7 +300,7 @@ def truncate_large_parts(draft: Draft, *, earlier: bool = False) -> Iterator[Non
     active, newest = draft.outline.active, newest_exchange(draft)
     whole = newest if draft.untouchable <= _most_whole(draft) else range(0)
     for index in draft.before_active() if earlier else range(len(draft.history)):
-        exempt = index in whole or (index >= active.start and is_prompt(draft.history, index))
+        exempt = index in whole or (index >= active.start and is_prompt(draft.history.readings, index))
         large = largest(draft.history.readings[index].items) > limit
         if large and not exempt and draft.here(index) is not None:
             draft.reshape(index, reasons.LARGE_PART, limit=limit)
@@ -311,7 +311,7 @@ def truncate_large_prompts(draft: Draft) -> None:
     """Truncate a current prompt that does not fit whole to three quarters of the room."""
     active = draft.outline.active
     for index in range(active.start, active.stop):
-        if is_prompt(draft.history, index) and draft.here(index) is not None and not _fits_whole(draft, index):
+        if is_prompt(draft.history.readings, index) and draft.here(index) is not None and not _fits_whole(draft, index):
             draft.reshape(index, reasons.OVERSIZED_PROMPT, limit=draft.room - draft.room // LARGE)
 
 

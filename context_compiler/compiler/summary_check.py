@@ -60,12 +60,12 @@ def summary_fault(text: str, *, material: str, instructions: str, previous: str)
     if any(_repeats(piece) for piece in _pieces(text)):
         return "it repeats itself"
     said = [_stem(word) for word in _TOKEN.findall(text.casefold())]
-    known = {_stem(word) for word in _TOKEN.findall(material.casefold())}
-    if not _is_one_language(said, known):
+    stems = {_stem(word) for word in _TOKEN.findall(material.casefold())}
+    if not _is_one_language(said, stems):
         return None
     if _names_nothing(said, material):
         return "it names nothing that is in the conversation"
-    return "most of its words are not in the conversation" if _invents(said, known) else None
+    return "most of its words are not in the conversation" if _invents(said, stems) else None
 
 
 def _flat(text: str) -> str:
@@ -87,10 +87,10 @@ def _repeats(piece: str) -> bool:
     return len(grams) > GRAM and not lists_numbers and 1 - len(set(grams)) / len(grams) > REPEATED
 
 
-def _is_one_language(said: Sequence[str], known: Set[str]) -> bool:
+def _is_one_language(said: Sequence[str], stems: Set[str]) -> bool:
     """True if a text has as many short words of the material as texts in one language share."""
     shorter = [word for word in said if len(word) < LONG and not word[0].isdigit()]
-    return sum(word in known for word in shorter) >= KNOWN * len(shorter)
+    return sum(word in stems for word in shorter) >= KNOWN * len(shorter)
 
 
 def _names_nothing(said: Sequence[str], material: str) -> bool:
@@ -117,10 +117,10 @@ def _runs(text: str) -> Iterator[tuple[str, ...]]:
     return zip(*(words[start:] for start in range(COPIED)), strict=False)
 
 
-def _invents(said: Sequence[str], known: Set[str]) -> bool:
+def _invents(said: Sequence[str], stems: Set[str]) -> bool:
     """True if most of the numbers and longer words are not in the material."""
     longer = [word for word in said if len(word) >= LONG or word[0].isdigit()]
-    return len(longer) >= FEW and sum(word in known for word in longer) < KNOWN * len(longer)
+    return len(longer) >= FEW and sum(word in stems for word in longer) < KNOWN * len(longer)
 
 
 def _stem(word: str) -> str:

@@ -198,8 +198,8 @@ def _with_text(part: Any, text: str) -> Any:
     if part.part_kind == "speech":
         return UserPromptPart(content=text) if part.speaker == "user" else TextPart(content=text)
     if part.part_kind == "text":  # its citations refer to positions in the whole text
-        given = cast(dict[str, object], part.provider_details or {})
-        details = {name: value for name, value in given.items() if name != "citations"}
+        details = cast(dict[str, object], part.provider_details or {})
+        details = {name: value for name, value in details.items() if name != "citations"}
         return replace(part, content=text, citations=None, provider_details=details or None)
     if part.part_kind != "retry-prompt":
         return replace(part, content=text)

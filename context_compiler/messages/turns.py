@@ -253,7 +253,7 @@ def turn_starts(history: History, first: int = 0) -> list[int]:
             and readings[index].run_id is None
             and not (_ends_run(history, index) or _is_between_runs(history, index))
         )
-        if not continues_run(history, index) and not answers_within_run:
+        if not continues_run(history.readings, index) and not answers_within_run:
             starts.append(index)
     return starts
 
@@ -280,39 +280,31 @@ def prompt_at(history: History) -> int | None:
     newest: int | None = None
     for index in reversed(range(len(history))):
         if history.readings[index].has_prompt:
-            if is_prompt(history, index):
+            if is_prompt(history.readings, index):
                 return index
             newest = index if newest is None else newest
     return newest
 
 
-def is_prompt(history: History, index: int) -> bool:
+def is_prompt(readings: Sequence[Reading], index: int) -> bool:
     """True if a message is a user's prompt, and not one whose user parts a tool of the same run returned."""
-    return _is_prompt(history.readings, index)
+    own = readings[index]
+    return own.has_prompt and not (own.beside_results and continues_run(readings, index))
 
 
 def prompt_positions(messages: Sequence[ModelMessage], reader: Reader) -> list[int]:
     """Positions of the user prompts in messages that need no `History`; see `is_prompt`."""
     readings = [*map(reader.one, messages)]
-    return [index for index in range(len(readings)) if _is_prompt(readings, index)]
-
-
-def _is_prompt(readings: Sequence[Reading], index: int) -> bool:
-    own = readings[index]
-    return own.has_prompt and not (own.beside_results and _continues_run(readings, index))
+    return [index for index in range(len(readings)) if is_prompt(readings, index)]
 
 
 def has_prompt(history: History, group: Group) -> bool:
     """True if a group contains a user's prompt."""
-    return any(is_prompt(history, index) for index in range(group.start, group.stop))
+    return any(is_prompt(history.readings, index) for index in range(group.start, group.stop))
 
 
-def continues_run(history: History, index: int) -> bool:
+def continues_run(readings: Sequence[Reading], index: int) -> bool:
     """True if a message is of the same run as the one before it; False if either run is unknown."""
-    return _continues_run(history.readings, index)
-
-
-def _continues_run(readings: Sequence[Reading], index: int) -> bool:
     own = readings[index].run_id
     before = (reading.run_id for reading in reversed(readings[max(0, index - NEAR) : index]))
     return own is not None and own == next(filter(None, before), None)

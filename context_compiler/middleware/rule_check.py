@@ -72,8 +72,8 @@ def missing_rules(
     """
     history, counter, listed = context.history, context.counter, listed_rules(cycle, notes)
     users = {rule.text for rule in (*context.rules, *context.found_rules.rules)}
-    known = not context.run.lacks_rules and context.found_rules.length == len(history)
-    revoked = tuple(text for text in listed if known and text not in users)  # the application has withdrawn them
+    is_complete = not context.run.lacks_rules and context.found_rules.length == len(history)
+    revoked = tuple(text for text in listed if is_complete and text not in users)  # the application has withdrawn them
     missing = absent_rules(context.rules, sent)
     if not (missing or revoked) or not history.ids:
         return (), (), ""

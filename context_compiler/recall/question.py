@@ -203,7 +203,7 @@ def pending_question(history: History, counter: TokenCounter) -> Pending | None:
         reading = history.readings[position]
         if not reading.has_prompt:
             continue
-        if not continues_run(history, position):
+        if not continues_run(history.readings, position):
             prompt = question_text(reading)
             asking = asking_part(prompt, counter)
             if not added:
@@ -212,7 +212,7 @@ def pending_question(history: History, counter: TokenCounter) -> Pending | None:
             return Pending(position if newest is None else newest, "\n".join(asked))
         if questions := [text for text in _texts(reading) if asks(text, counter, strict=True)]:
             added = [*questions, *added]
-            newest = position if newest is None and is_prompt(history, position) else newest
+            newest = position if newest is None and is_prompt(history.readings, position) else newest
     last = prompt_at(history) if newest is None else newest
     if last is None:
         return None
