@@ -6,7 +6,6 @@
   const session = `session=${encodeURIComponent(chat.dataset.session)}`;
   const number = new Intl.NumberFormat("en");
   let coming = null;
-  let known = turns.querySelectorAll(".turn").length;
 
   const isAtEnd = () => innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
   const toEnd = () => scrollTo({ top: document.documentElement.scrollHeight });
@@ -73,50 +72,48 @@
   }
   async function reload() {
     const end = isAtEnd();
-    const found = await load();
-    turns.replaceChildren(...found, ...(coming ? [coming] : []));
-    known = turns.querySelectorAll(".turn").length;
-    at("empty").hidden = known > 0;
+    turns.replaceChildren(...(await load()), ...(coming ? [coming] : []));
+    at("empty").hidden = Boolean(turns.querySelector(".turn"));
     if (end) toEnd();
   }
-  function figures(given) {
-    at("fill").hidden = !given.sent;
-    if (!given.sent) return;
-    const share = given.budget ? Math.min(100, (100 * given.sent) / given.budget) : 0;
+  function figures(data) {
+    at("fill").hidden = !data.sent;
+    if (!data.sent) return;
+    const share = data.budget ? Math.min(100, (100 * data.sent) / data.budget) : 0;
     at("ring").setAttribute("stroke-dasharray", `${share.toFixed(1)} 100`);
-    const of = given.budget ? ` of ${number.format(given.budget)}` : "";
-    const raw = given.raw > given.sent ? `, raw ${number.format(given.raw)}` : "";
-    at("figures").textContent = `sent ${number.format(given.sent)}${of}${raw}`;
+    const of = data.budget ? ` of ${number.format(data.budget)}` : "";
+    const raw = data.raw > data.sent ? `, raw ${number.format(data.raw)}` : "";
+    at("figures").textContent = `sent ${number.format(data.sent)}${of}${raw}`;
   }
   const handlers = {
-    async state(given) {
+    async state(data) {
       coming = null;
       await reload();
-      busy(Boolean(given.pending));
-      if (given.pending) {
-        begin(given.pending.prompt, given.pending.text);
-        render(given.pending.html);
+      busy(Boolean(data.pending));
+      if (data.pending) {
+        begin(data.pending.prompt, data.pending.text);
+        render(data.pending.html);
       }
-      figures(given);
+      figures(data);
     },
-    prompt: (given) => begin(given.text, ""),
-    piece(given) {
+    prompt: (data) => begin(data.text, ""),
+    piece(data) {
       const end = isAtEnd();
-      append(given.text);
+      append(data.text);
       if (end) toEnd();
     },
-    rendered: (given) => render(given.html),
-    async done(given) {
+    rendered: (data) => render(data.html),
+    async done(data) {
       coming = null;
       await reload();
       busy(false);
-      figures(given);
-      if (given.unsent && !field.value) field.value = given.unsent;
-      if (given.error) notice(given.unsent ? given.error : `${given.error} — the turn so far is stored`, true);
-      else if (given.stopped) notice("stopped: what was shown is kept");
+      figures(data);
+      if (data.unsent && !field.value) field.value = data.unsent;
+      if (data.error) notice(data.unsent ? data.error : `${data.error} — the turn so far is stored`, true);
+      else if (data.stopped) notice("stopped: what was shown is kept");
     },
     turns: () => reload(),
-    notice: (given) => notice(given.text),
+    notice: (data) => notice(data.text),
   };
 
   let last = Promise.resolve();
@@ -149,11 +146,12 @@
     }
     const body = { text, endless: at("endless").checked, template: at("template").value, model: at("model").value || at("other").value.trim() };
     send.disabled = true;
+    field.value = "";  // before the answer: "done" may come first, and bring the text back
     at("notices").replaceChildren();
     try {
       await post("/api/chat", body);
-      if (field.value === text) field.value = "";
     } catch (error) {
+      if (!field.value) field.value = text;
       notice(error.message, true);
       send.disabled = Boolean(coming);
     }
@@ -182,11 +180,11 @@
       notice(error.message, true);
     }
   });
-  fetch("/api/context/templates").then((answer) => (answer.ok ? answer.json() : null)).then((found) => {
-    if (!found) return;
+  fetch("/api/context/templates").then((answer) => (answer.ok ? answer.json() : null)).then((reply) => {
+    if (!reply) return;
     const menu = at("template");
     const now = menu.value;
-    const names = [...new Set((found.templates || found).filter((one) => !one.shadowed_by).map((one) => one.name))];
+    const names = [...new Set((reply.templates || reply).filter((template) => !template.shadowed_by).map((template) => template.name))];
     menu.replaceChildren(...(names.includes(now) ? names : [now, ...names]).map((name) => new Option(name, name, name === now, name === now)));
   }).catch(() => {});
   listen();
